@@ -135,6 +135,7 @@ NB_MODULE(_core, m) {
         throw nb::value_error(("no rule carries '" + name + "'").c_str());
       },
       "name"_a, "The least and the largest value of a number that a rule carries beside states.");
+  m.attr("OVERFLOW") = PyOptimizer::kOverflow;
   m.attr("TERM_SUM_LIMBS") = lowtide::TermSums::kLimbs;
   m.attr("NO_MU_PRODUCT") = lowtide::kNoMuProduct;  // a product at or below it is not multiplied further
   m.def(

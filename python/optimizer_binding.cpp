@@ -94,7 +94,8 @@ groups). whole: of a shard, see shard_of in lowtide.devices.flattened.)")
           "free_bytes"_a = -1, "only"_a = nb::none(), "directions"_a = nb::none(), "clip"_a = nb::none(),
           "loss_scale"_a = 0, "found_inf"_a = 0, "updates"_a = nb::none(), "sums"_a = nb::none(),
           R"(One step over every parameter whose `.grad` is not None. Returns -1 when applied or not known yet, else (skipped)
-the number of the first parameter with a non-finite gradient. Releases the GIL while computing.
+the number of the first parameter with a non-finite gradient, or OVERFLOW: of sums over all parameters. Releases the GIL
+while computing.
 
 free_bytes: see lowtide::StepOptions. only: parameters with other numbers count as without a gradient. directions: of
 each parameter an address of contiguous float32, or 0: it gets what would be subtracted, without learning rate and

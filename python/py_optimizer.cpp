@@ -69,7 +69,8 @@ int64_t PyOptimizer::step(double grad_scale, bool assume_finite, Address stream,
     if (sums->first.size() != static_cast<size_t>(TermSums::kLimbs))
       throw nb::value_error("got sums of another size, wanted those of term_sums");
     of_all = TermSums::of_limbs(sums->first);
-    if (!sums->second) of_all.second.add(INFINITY, 0);
+    if (!sums->second)
+      for (ExactSum* const sum : {&of_all.below, &of_all.second}) sum->add(INFINITY, 0);
   }
   std::vector<float*> addresses;
   if (directions) addresses.assign(directions->begin(), directions->end());
@@ -91,7 +92,7 @@ int64_t PyOptimizer::step(double grad_scale, bool assume_finite, Address stream,
                               .sums = sums ? &of_all : nullptr});
   });
   if (result.applied && addresses.empty()) binding_.note_changed([&](size_t i) { return grads[i].data; });
-  return result.nonfinite_param;
+  return result.applied || result.nonfinite_param >= 0 ? result.nonfinite_param : kOverflow;
 }
 
 int64_t PyOptimizer::check(double grad_scale, Address stream, bool assume_finite, int64_t free_bytes,

@@ -75,6 +75,7 @@ class PyOptimizer {
   void set_hyper(int group, const HyperDict& hyper);
   int64_t add_param(int group, const Tensor& param, bool with_state, const GivenWhole& whole);
 
+  static constexpr int64_t kOverflow = -2;  // step(): skipped, as sums over all parameters are not finite
   int64_t step(double grad_scale, bool assume_finite, Address stream, int64_t free_bytes,
                const std::optional<std::vector<int64_t>>& only, const std::optional<std::vector<Address>>& directions,
                const std::shared_ptr<QueuedClip>& clip, Address loss_scale, Address found_inf,

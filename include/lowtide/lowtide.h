@@ -182,7 +182,7 @@ typedef struct lt_step_options {
 /* The outcome of a step. */
 typedef struct lt_step_report {
   int64_t struct_size;
-  int64_t applied;         /* 0: skipped because of a non-finite gradient */
+  int64_t applied;         /* 0: skipped because of a non-finite gradient or (Prodigy) sum */
   int64_t nonfinite_param; /* the first parameter whose gradient was not finite; -1: none */
   int64_t pending;         /* 1: the device checks the gradients and has not reported yet. If one is not finite, the
                               step changes nothing; the next call that must know takes it out of the count and, with

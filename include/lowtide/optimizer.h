@@ -161,7 +161,7 @@ struct StepOptions {
 };
 
 struct StepResult {
-  bool applied = true;           // false: skipped because of a non-finite gradient
+  bool applied = true;           // false: skipped because of a non-finite gradient or (Prodigy) sum
   int64_t nonfinite_param = -1;  // the first parameter (by number) whose gradient was not finite; -1: none
   // The device checks the gradients during the step (CUDA) and has not reported yet. If one is not finite, the step
   // changes nothing: the next call that must know (a step, report(), steps(), synchronize(), save() ...) takes it out

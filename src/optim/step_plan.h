@@ -93,8 +93,8 @@ class StepPlan {
   // The result of a step that such an item stops. Throws for NonFinite::kRaise.
   StepResult refuse(int64_t bad) const;
   [[noreturn]] static void fail_nonfinite(int64_t param);
-  // The same for sums over all parameters that are not finite.
-  StepResult refuse_sums() const;
+  // The same for sums over all parameters that are not finite, though gradients are.
+  StepResult refuse_sums(const TermSums& sums) const;
 
   // Takes the step and counts it, or counts it as skipped if gradients are not finite. guarded: the items' guard checks
   // them. See Optimizer::step for its exceptions.

@@ -12,7 +12,7 @@ StepResult StepPlan::take(bool guarded) {
   StepResult found = bad < 0 ? StepResult{true, -1, guarded} : refuse(bad);
   if (table_.has_sums && found.applied) {
     const TermSums sums = options_.sums ? *options_.sums : sum_terms();
-    if (table_.nonfinite != NonFinite::kPropagate && !sums.are_finite()) found = refuse_sums();
+    if (table_.nonfinite != NonFinite::kPropagate && !sums.are_finite()) found = refuse_sums(sums);
     if (found.applied) take_sums(sums);
   }
   if (ballots_ || !options_.directions.empty()) clear_targets();

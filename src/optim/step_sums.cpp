@@ -1,6 +1,7 @@
 // Sums of terms over all parameters, for rules whose steps have one estimate in common (Prodigy's d): a pass before the
 // step over what it will read. Sums are exact, so no bit depends on threads, chunks, tiers, devices or shards. All
 // parameters carry the estimate, so that each of them can be saved alone.
+#include <cmath>
 #include <string_view>
 
 #include "core/error.h"
@@ -91,13 +92,15 @@ TermSums StepPlan::sum_terms() {
   return sums;
 }
 
-StepResult StepPlan::refuse_sums() const {
-  const int64_t first = items_.empty() ? 0 : params()[0];
-  if (table_.nonfinite != NonFinite::kRaise) return StepResult{false, first};
+StepResult StepPlan::refuse_sums(const TermSums& sums) const {
+  if (table_.nonfinite != NonFinite::kRaise) return StepResult{false, -1};
+  const bool s = !std::isfinite(sums.second.value()), along = !std::isfinite(sums.below.value() + sums.above.value());
   fail(ErrorKind::kInvalidArgument,
-       "the sums over the gradients and states of all parameters are not finite: a gradient on another device or "
-       "process "
-       "is not, or magnitudes are above what float32 holds; nothing was changed");
+       "the sum %s over all parameters has overflowed: got a term above 3.4e38, the most that float32 holds, though no "
+       "gradient is infinite or NaN, wanted smaller gradients or d / d0: lower the loss or clip; nothing was changed",
+       s && along ? "of |s| or of g (p0 - p)"
+       : s        ? "of |s|"
+                  : "of g (p0 - p)");
 }
 
 void StepPlan::take_sums(const TermSums& sums) {

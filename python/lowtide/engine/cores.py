@@ -28,14 +28,15 @@ class KeptErrors:
 
     _first: OSError | None = None
 
-    def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Raises whatever `function` raises, except an OSError of a call that completed."""
+    def call(self, function: Callable[..., _Result], *args: Any) -> _Result | None:
+        """Returns the result of `function`. Raises whatever it raises, except an OSError of a call that completed."""
         try:
-            function(*args)
+            return function(*args)
         except OSError as error:
             if not getattr(error, "complete", False):
                 raise
             self._first = self._first or error
+            return None
 
     def __enter__(self) -> KeptErrors:
         return self
@@ -117,7 +118,9 @@ class Cores:
         # Device steps are queued first, so that devices work while the host steps.
         with KeptErrors() as kept:
             for place, core in sorted(asked, key=lambda each: each[0].on_host):
-                kept.call(partial(core.step, updates=updates, sums=sums), grad_scale, True, place.queue(), self._room(place), only, directions)
+                step = partial(core.step, updates=updates, sums=sums)
+                if kept.call(step, grad_scale, True, place.queue(), self._room(place), only, directions) == _core.OVERFLOW:
+                    return _core.OVERFLOW  # the others have the same sums, and would count the step as skipped again
         self.steps_beside += directions is None and (not asked or asked[0][1] is not self._list[0])
         return -1
 

@@ -423,7 +423,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             engine.count(skipped=1)
         else:
             found = engine.moving(self.param_groups, self._step_core, scale, bad is not None, only, queued, words)
-            if norm is not None and found < 0:
+            if norm is not None and found == -1:
                 self._clipper.keep(self.param_groups, norm)
         self._skips.look(engine.skipped_steps(), partial(self._told, found), engine.settings.amp_scaling, spike)
         if only is None:  # otherwise other groups of the same gradients may follow
@@ -432,17 +432,19 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             self._adopt_new_state()
 
     def _told(self, found: int) -> tuple[int, str]:
-        """Details for `Skips.look`: the number of steps, and a parameter. found: the number of a parameter whose gradient is
-        not finite; -1: unknown. The number of steps is -1 on a device, which may have taken more by the time the host hears of
-        a skip."""
+        """Details for `Skips.look`: the number of steps, and what is not finite. found: as `_step_core` returns it. The number of
+        steps is -1 on a device, which may have taken more by the time the host hears of a skip."""
         steps = self._steps(self.engine.report()) if self.engine.on_host else -1
-        return steps, parameter(self.param_groups, found) if found >= 0 else ""
+        if found == _core.OVERFLOW:
+            return steps, "a sum over all parameters, though all gradients are finite,"
+        return steps, f"the gradient of {parameter(self.param_groups, found)}" if found >= 0 else "a gradient"
 
     def _step_core(
         self, scale: float, known_finite: bool, only: list[int] | None, clip: QueuedClip | None = None,
         words: LossScaling | None = None,
     ) -> int:  # fmt: skip
-        """Returns the number of a parameter whose gradient is not finite; -1: none, or not known yet."""
+        """Returns the number of a parameter whose gradient is not finite; -1: none, or not known yet; _core.OVERFLOW: sums over
+        all parameters are not finite. Any but -1 skips the step."""
         engine = self.engine
         queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
         if words:
@@ -693,8 +695,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
     @_alone
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict()` of the same rule returned, or a state_dict of the torch.optim class of that name, if there
-        is one, of bitsandbytes, torchao's low-bit optimizers, FlashOptim or the package schedulefree (docs/migrate.md), and
-        encodes its moments. Load the model first, because a dict of schedulefree is read together with its weights. Raises
+        is one, of bitsandbytes, torchao's low-bit optimizers, FlashOptim, schedulefree or prodigyopt (docs/migrate.md), and
+        encodes its moments. Load the model first: dicts of the last two are read together with its weights. Raises
         ValueError, and changes nothing, if anything in the dict does not fit; OSError if a disk fails (if only a write fails,
         everything is loaded nevertheless: see the message)."""
         self._follow(takes_state=False)

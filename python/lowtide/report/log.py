@@ -82,7 +82,7 @@ class Skips:
 
     def look(self, skipped: int, told: Callable[[], tuple[int, str]], scales: bool, spike: str = "") -> None:
         """skipped: number of skipped steps so far. told: called after a skip, returns the number of steps that were taken, or
-        -1, and the parameter whose gradient is not finite, or "". scales: whether a GradScaler is searching for its scale.
+        -1, and what is not finite. scales: whether a GradScaler is searching for its scale.
         spike: describes the norm for which this step was skipped, if any."""
         if skipped == self._seen:
             self._in_a_row = 0
@@ -90,8 +90,7 @@ class Skips:
         first, self._seen = bool(spike) not in self._met, skipped
         self._met.add(bool(spike))
         self._in_a_row += 1
-        steps, parameter = told()
-        what = f"the gradient of {parameter}" if parameter else "a gradient"
+        steps, what = told()
         when = f" after step {steps}" if steps >= 0 else ""
         level = logging.INFO if scales and not spike else logging.WARNING
         logger.log(level, "a step was skipped%s: %s (%d so far)", when, spike or f"{what} is not finite", skipped)

@@ -229,6 +229,42 @@ def test_a_skipped_step_leaves_d(seed: int) -> None:
     assert opt.skipped_steps == 1 and shown(opt) == before and [*map(bits, params)] == weights
 
 
+def overflowing(what: str, nonfinite: str) -> tuple[list[torch.nn.Parameter], lowtide.Prodigy]:
+    """With finite gradients of 100 whose next sum of |s|, or of g (p0 - p), has terms above what float32 holds."""
+    params = [parameter(30, 40), parameter(5)]
+    opt = lowtide.Prodigy(params, state="fp32", d0=1e-30, nonfinite=nonfinite)
+    random_gradients(params)
+    opt.step()
+    saved = opt.state_dict()
+    for each in (saved["param_groups"][0], *saved["state"].values()):  # s takes d^2 / d0 g
+        value = 1e4 if what == "s" else 1e-30
+        each.update({name: torch.tensor(value, dtype=torch.float64) if "s" in each else value for name in ("d", "d_max")})
+    if what != "s":
+        saved["state"][1]["p_minus_p0"].fill_(3e38)
+    opt.load_state_dict(saved)
+    for param in params:
+        param.grad = torch.full_like(param, 100.0)
+    return params, opt
+
+
+@pytest.mark.parametrize("what", ["s", "g (p0 - p)"])
+def test_sums_that_overflow_are_named(what: str, seed: int) -> None:
+    params, opt = overflowing(what, "raise")
+    with refused(opt, f"the sum of {'|s|' if what == 's' else what} over all parameters has overflowed", "nothing was changed"):
+        opt.step()
+    params, opt = overflowing(what, "skip")
+    before = shown(opt), state_bits(opt), [*map(bits, params)]
+    with pytest.warns(RuntimeWarning, match="skipped after step 1, and nothing changed: a sum over all parameters, though all gradients"):
+        opt.step()
+    assert opt.skipped_steps == 1 and (shown(opt), state_bits(opt), [*map(bits, params)]) == before
+    random_gradients(params)
+    if what == "s":
+        assert params[0].grad is not None
+        params[0].grad[3, 4] = math.inf
+        opt.step()
+        assert opt.skipped_steps == 2 and (shown(opt), state_bits(opt), [*map(bits, params)]) == before
+
+
 def test_a_step_that_a_scaler_withholds_leaves_no_trace(seed: int) -> None:
     """Beside a run without that step and without a scaler: the same bits, since scales are powers of two."""
     params = [parameter(*shape) for shape in SHAPES]
