@@ -48,12 +48,13 @@ struct NormDriver {
     __builtin_memcpy(&args, run.args, sizeof args);
   }
 
+  // n: a block, or for exact sums, to which zeros add nothing, its first tiles.
   HWY_INLINE void block(const float* p, const float* g, const u8* const (&codes)[kStored],
-                        const float* const (&scales)[kStored], BlockNorms* out) const {
+                        const float* const (&scales)[kStored], int n, BlockNorms* out) const {
     alignas(64) float values[2][kBlock];
     vf largest[2] = {vf(0.f), vf(0.f)};
     vu most[2] = {vu(0u), vu(0u)}, least[2] = {vu(0xffffffffu), vu(0xffffffffu)};
-    for (int at = 0; at < kBlock; at += kTile) {
+    for (int at = 0; at < n; at += kTile) {
       vf s[kStored][kTileVectors];
       each<K>([&](auto k) {
         const auto* const here = reinterpret_cast<const Code<k>*>(codes[k]) + code_count<Code<k>>(at);
@@ -77,8 +78,8 @@ struct NormDriver {
       }
     }
     if constexpr (kHasSums<R>) {
-      add_block(values[0], most[0], least[0], sums->below, sums->above);
-      add_block(values[1], most[1], least[1], sums->second, sums->second);
+      add_block(values[0], n, most[0], least[0], sums->below, sums->above);
+      add_block(values[1], n, most[1], least[1], sums->second, sums->second);
     } else {
       for (int t = 0; t < 2; ++t) sum_squares(values[t], largest[t], &out->sum[t], &out->unit[t]);
     }
@@ -87,19 +88,22 @@ struct NormDriver {
   // Runs the same code for a short block, on copies padded with zeros.
   HWY_NOINLINE void tail(const float* p, const float* g, const u8* const (&codes)[kStored],
                          const float* const (&scales)[kStored], int n, BlockNorms* out) const {
-    alignas(64) float padded_p[kBlock] = {}, padded_g[kBlock] = {};
+    const int whole = kHasSums<R> && n <= kBlock - kTile ? (n + kTile - 1) / kTile * kTile : kBlock;
+    alignas(64) float padded_p[kBlock], padded_g[kBlock];
+    for (float* const padded : {padded_p, padded_g})
+      __builtin_memset(padded, 0, static_cast<size_t>(whole) * sizeof(float));
     alignas(64) u8 padded[kStored][kBlock * sizeof(float)];
     const u8* from[kStored] = {};
     __builtin_memcpy(padded_p, p, static_cast<size_t>(n) * sizeof(float));
     __builtin_memcpy(padded_g, g, static_cast<size_t>(n) * sizeof(float));
     each<K>([&](auto k) {
       const Code<k> zero = StateCodec<R, C, k>::zero_code();
-      for (size_t at = 0; at < static_cast<size_t>(code_count<Code<k>>(kBlock)) * sizeof zero; at += sizeof zero)
+      for (size_t at = 0; at < static_cast<size_t>(code_count<Code<k>>(whole)) * sizeof zero; at += sizeof zero)
         __builtin_memcpy(padded[k] + at, &zero, sizeof zero);
       __builtin_memcpy(padded[k], codes[k], static_cast<size_t>(code_count<Code<k>>(n)) * sizeof zero);
       from[k] = padded[k];
     });
-    block(padded_p, padded_g, from, scales, out);
+    block(padded_p, padded_g, from, scales, whole, out);
   }
 
   static void run(const NormRun& run) {
@@ -110,7 +114,7 @@ struct NormDriver {
     BlockNorms* out = run.out;
     int64_t at = 0;
     for (; at + kBlock <= run.n; at += kBlock) {
-      driver.block(run.param + at, run.grad + at, codes, scales, out);
+      driver.block(run.param + at, run.grad + at, codes, scales, kBlock, out);
       if constexpr (!kHasSums<R>) ++out;
       each<K>([&](auto k) {
         codes[k] += kBlock * kCodeBits<Code<k>> / 8;

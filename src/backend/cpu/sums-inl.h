@@ -31,19 +31,19 @@ class LaneTerms {
 };
 
 // Values of which some are far smaller than others, or not finite.
-static HWY_NOINLINE void add_one_by_one(const float* values, ExactSum& below, ExactSum& above) {
-  for (int i = 0; i < kBlock; ++i) (values[i] < 0 ? below : above).add(__builtin_fabsf(values[i]), 0);
+static HWY_NOINLINE void add_one_by_one(const float* values, int n, ExactSum& below, ExactSum& above) {
+  for (int i = 0; i < n; ++i) (values[i] < 0 ? below : above).add(__builtin_fabsf(values[i]), 0);
 }
 
-// Adds the magnitudes of a block's values, of the negative ones to `below`.
-HWY_INLINE void add_block(const float* values, vu largest, vu smallest, ExactSum& below, ExactSum& above) {
+// Adds the magnitudes of a block's n values, whole vectors, of the negative ones to `below`.
+HWY_INLINE void add_block(const float* values, int n, vu largest, vu smallest, ExactSum& below, ExactSum& above) {
   const u32 most = reduce_max(largest);
   if (most == 0) return;
   const int top = most < kInfinity ? top_of(most) : 0;
   if (HWY_UNLIKELY(most >= kInfinity || reduce_min(smallest) < power_bits(top - kSumWindow) - 1))
-    return add_one_by_one(values, below, above);
+    return add_one_by_one(values, n, below, above);
   LaneTerms lower(top), upper(top);
-  for (int i = 0; i < kBlock; i += kLanes) {
+  for (int i = 0; i < n; i += kLanes) {
     const vf x = load(values + i);
     lower.add_value(lower_half(x));
     if constexpr (kHasUpper) upper.add_value(upper_half(x));
