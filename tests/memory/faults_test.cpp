@@ -1,6 +1,7 @@
 // Claim: nothing is lost. Every class of system call that an optimizer makes fails at its n-th call, once and from then
 // on, in every operation. Afterwards each block of a parameter and its state are both old or both new, and training
 // goes on and ends with the bits of an undisturbed run that took the same steps for each block.
+#include "optim/carried.h"
 #include "support/fault_tally.h"
 #include "support/faulty_env.h"
 #include "support/test.h"
@@ -116,6 +117,67 @@ TEST(Faults, WhereAGroupIsAdded) {
                   }},
                  tally);
   tally.print("adding a group, and a step");
+}
+
+// Prodigy reads all state for its sums before it steps, and all parameters share what these give. A step that a disk
+// stops before it changed a block can be taken again; else the estimate is the step's own, also of blocks that missed
+// it, and a run that loads a save and the run here stay equal.
+TEST(Faults, InAStepThatNeedsSums) {
+  const TemporaryDirectory directory(kFast), files(kFast);
+  const std::vector<Image> all = reference_images(-1, "prodigy");
+  int64_t again = 0, halfway = 0, complete = 0, wrong = 0;
+  for (const Call call : {Call::kPread, Call::kPwrite})
+    for (const int number : {0, 2})
+      for (int64_t nth = 1;; nth += nth > 8 ? 3 * spread() : 1) {
+        FaultyEnv env;
+        Trial trial(env, directory.path(), "prodigy"), twin(system_env(), "", "prodigy");
+        for (Trial* const each : {&trial, &twin}) {
+          each->add_late();
+          for (int step = 0; step < number; ++step) each->step(step);
+        }
+        const Carried before = carried_of(twin.optimizer(), 0);
+        twin.step(number);
+        const Carried after = carried_of(twin.optimizer(), 0);
+        ASSERT_NE(before, after);
+        env.arm({.call = call, .nth = nth, .persistent = true, .error = EIO});
+        std::optional<Error> error;
+        try {
+          trial.step(number);
+        } catch (const Error& thrown) {
+          error = thrown;
+        }
+        const bool struck = env.struck() > 0;
+        env.disarm();
+        if (error) EXPECT_EQ(error->kind(), ErrorKind::kIo) << error->what();
+        int64_t news = 0, olds = 0;
+        for (const uint32_t mask : matches(trial.image(), {&all[size_t(number) + 1], &all[size_t(number)]}))
+          news += mask == 1, olds += mask == 2, wrong += mask == 0;
+        for (int64_t i = 0; i < trial.optimizer().param_count(); ++i)
+          EXPECT_EQ(carried_of(trial.optimizer(), i), news ? after : before) << "fault " << nth << ", parameter " << i;
+        EXPECT_TRUE(olds == 0 || !is_complete(error));
+        if (news == 0) {
+          trial.step(number);
+          ++again;
+        } else if (olds > 0) {
+          trial.optimizer().save(files.file("c"));
+          twin.optimizer().load(files.file("c"));
+          for (size_t i = 0; i < kTrialParams.size(); ++i) twin.param(i).data = trial.param(i).data;
+          ++halfway;
+        } else {
+          ++complete;
+        }
+        Tally tally;
+        finish(trial, number + 1, tally);
+        finish(twin, number + 1, tally);
+        EXPECT_EQ(tally.unusable, 0);
+        const Image wanted = twin.image();
+        for (const uint32_t mask : matches(trial.image(), {&wanted})) wrong += mask == 0;
+        if (!struck) break;
+      }
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(again, 0) << "control: a fault before the first change";
+  EXPECT_GT(halfway, 0) << "control";
+  figure("taken again {}, half way {}, complete {}; blocks wrong {}", again, halfway, complete, wrong);
 }
 
 // A checkpoint has one count of steps for each parameter: a run that loads it and the run here stay equal.

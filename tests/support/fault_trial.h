@@ -2,6 +2,7 @@
 // trial, and the expected blocks of parameters and states after each number of steps.
 #pragma once
 
+#include "backend/limits.h"
 #include "optim/optimizer_impl.h"
 #include "support/optimizer_case.h"
 #include "support/test.h"
@@ -26,8 +27,8 @@ constexpr int kTrialGroups = 3;  // and one more, added late
 struct Image {
   struct Param {
     std::vector<std::byte> data;
-    std::array<std::vector<std::byte>, 2> codes;
-    std::array<std::vector<float>, 2> scales;
+    std::array<std::vector<std::byte>, kMaxStates> codes;
+    std::array<std::vector<float>, kMaxStates> scales;
     int64_t steps = 0;
   };
   std::vector<Param> params;
@@ -159,7 +160,7 @@ inline std::vector<uint32_t> matches(const Image& got, const std::vector<const I
         bool same =
             !parameters || std::memcmp(&mine.data[static_cast<size_t>(first * 4)],
                                        &wanted.data[static_cast<size_t>(first * 4)], static_cast<size_t>(n * 4)) == 0;
-        for (size_t k = 0; k < 2; ++k) {
+        for (size_t k = 0; k < kMaxStates; ++k) {
           if (mine.codes[k].empty()) {  // no state yet equals zeros that no step has touched
             same = same && (wanted.steps == 0 || wanted.codes[k].empty());
             continue;
