@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ class Store:
                 return False
             self._write(self.folder / f"{name}.json", {**work(), "made": self.origin})
         return True
+
+    def wanted(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The result of `work`, which may be another process's, when it is there."""
+        while (found := self.get(name)) is None:
+            self.make(name, work) or time.sleep(1)
+        return found
 
     def make_all(self, jobs: Iterable[tuple[str, Callable[[], dict[str, Any]]]]) -> None:
         """Makes missing results, and prints each."""

@@ -1,9 +1,13 @@
-"""Training text, as bytes: the source code of the running Python's standard library. Nothing is downloaded or kept."""
+"""Training text, as bytes: the source code of the running Python's standard library, and the headers of C++.
+
+Nothing is downloaded or kept.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,6 +16,7 @@ import numpy as np
 import torch
 
 VALIDATION_SHARE = 20  # one file in this many
+HEADERS = Path("/usr/include/c++")
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,21 @@ def load(root: Path | None = None) -> Corpus:
     own = [name for name in names if "site-packages" not in name and "dist-packages" not in name]
     if not own:
         raise FileNotFoundError(f"{root}: got no .py file, wanted the folder of a Python's standard library")
-    # Ordered by name. A hash of the name picks the part of a file, so that the split is the same on every machine.
+    return _split(root, own)
+
+
+def headers() -> Corpus:
+    """Loads all headers of libstdc++, which g++ installs. Raises FileNotFoundError if there are none."""
+    names = [path.relative_to(HEADERS).as_posix() for path in HEADERS.rglob("*") if path.is_file()]
+    if not names:
+        raise FileNotFoundError(f"{HEADERS}: got no file, wanted the headers of C++: install g++")
+    return _split(HEADERS, names)
+
+
+def _split(root: Path, names: Iterable[str]) -> Corpus:
+    """Orders files by name. A hash of the name picks the part of a file, so that the split is the same on every machine."""
     parts: tuple[list[bytes], list[bytes]] = ([], [])
-    for name in sorted(own, key=PurePosixPath):
+    for name in sorted(names, key=PurePosixPath):
         digest = hashlib.sha256(name.encode()).digest()
         parts[int.from_bytes(digest[:4], "little") % VALIDATION_SHARE == 0].append((root / name).read_bytes())
     train, validation = (b"".join(part) for part in parts)

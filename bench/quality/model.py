@@ -8,6 +8,7 @@ tokens.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -99,3 +100,8 @@ def build(size: Size, seed: int, stable: bool = False) -> LanguageModel:
             elif param.dim() == 2:
                 param.normal_(0, 0.02 if param.shape[0] in (BYTES, size.pairs) else param.shape[1] ** -0.5, generator=source)
     return model
+
+
+def digest(model: torch.nn.Module) -> str:
+    """The SHA-256 of all weights, which must be on the CPU and not bfloat16."""
+    return hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values())).hexdigest()

@@ -24,7 +24,6 @@ if __name__ == "__main__":
 
 import argparse  # noqa: E402
 import dataclasses  # noqa: E402
-import hashlib  # noqa: E402
 import statistics  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
@@ -39,7 +38,7 @@ from common import machine, results  # noqa: E402
 from quality import report  # noqa: E402
 from quality.gaps import analyse  # noqa: E402
 from quality.gradients import logits  # noqa: E402
-from quality.model import LanguageModel, Size, build  # noqa: E402
+from quality.model import LanguageModel, Size, build, digest  # noqa: E402
 from quality.run import OUT, PACKAGES  # noqa: E402
 from common.store import Store  # noqa: E402
 from quality.training import change  # noqa: E402
@@ -132,9 +131,8 @@ def begin(start: Start, file: Path) -> dict[str, Any]:
     temporary = file.with_suffix(".tmp")
     torch.save(model.state_dict(), temporary)
     temporary.replace(file)
-    digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values())).hexdigest()
     found = success(model, held_out, torch.float32, start.digits)
-    return {**found, "sha256": digest, "cpu_seconds": round(time.process_time() - began, 2)}
+    return {**found, "sha256": digest(model), "cpu_seconds": round(time.process_time() - began, 2)}
 
 
 @torch.no_grad()
@@ -223,8 +221,7 @@ def study(settings: Settings, variants: Sequence[Variant], folder: Path) -> dict
     origin = machine.origin(described)
     starts = Store(folder, {"start": dataclasses.asdict(settings.start)}, origin)
     file = starts.folder / "start.pt"
-    while (start := starts.get("start")) is None:  # unless another process is at it
-        starts.make("start", partial(begin, settings.start, file)) or time.sleep(1)
+    start = starts.wanted("start", partial(begin, settings.start, file))
     store = Store(folder, {"settings": dataclasses.asdict(settings), "start": start["sha256"]}, origin)
     store.make_all(
         (f"rl-{variant.id}-{seed}", partial(reinforce, settings, file, variant, seed)) for seed, variant in by_seed(variants)

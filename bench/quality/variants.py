@@ -156,6 +156,8 @@ VARIANTS = (
     _weights("bf16_residual8", "bf16 weights, residual8", state="fp32", master="residual8"),
     _weights("bf16_residual16", "bf16 weights, residual16", state="fp32", master="residual16"),
     _weights("bf16_dynamic8", "bf16 weights, stochastic; dynamic8", state="dynamic8", master="stochastic"),
+    _weights("bf16_residual8_dynamic8", "bf16 weights, residual8; dynamic8", state="dynamic8", master="residual8"),
+    _weights("bf16_residual16_dynamic8", "bf16 weights, residual16; dynamic8", state="dynamic8", master="residual16"),
     _ours("bf16_states", "bf16 state, auto", state="bf16", rounding="auto"),
     _ours("bf16_states_stochastic", "bf16 state, stochastic", state="bf16", rounding="stochastic"),
     _ours("bf16_states_nearest", "bf16 state, nearest", state="bf16", rounding="nearest"),
