@@ -14,7 +14,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
 
 from common.store import Store  # noqa: E402
-from quality import rl, run  # noqa: E402
+from quality import finetune, rl, run  # noqa: E402
 from quality.gaps import Noise, Row, analyse, student  # noqa: E402
 from quality.model import build  # noqa: E402
 from quality.variants import VARIANTS, of_rule, why_not  # noqa: E402
@@ -165,3 +165,28 @@ def test_reinforcement_runs_and_resumes(
     assert set(again) == {"fp32", "bf16_nearest", "dynamic8"} and again["fp32"] == first["fp32"]
     status, said = study(capsys, monkeypatch, *quick, "muon_fp32", main=rl.main)
     assert status == 2 and "got muon_fp32, wanted some of fp32," in said
+
+
+def test_fine_tunes_run_and_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rate has its own runs from one start, which all learn. Adapters change nothing before their first step, and only they
+    train."""
+    quick = ("--quick", "--seeds", "1", "--out", str(tmp_path), "--lr", "1e-3", "2e-3", "--variants")
+    status, said = study(capsys, monkeypatch, *quick, "fp32,lora_fp32", main=finetune.main)
+    assert status == 0 and said.count("tune-lora_fp32-0: {") == 2, said
+    first = json.loads((tmp_path / "finetune.json").read_text())
+    runs = {(run["variant"], run["lr"]): run for run in first["runs"]}
+    assert set(runs) == {(variant, lr) for variant in ("fp32", "lora_fp32") for lr in (1e-3, 2e-3)}
+    assert len({run["learned"] for run in runs.values()} | {first["start"]["learned"]}) == 5
+    assert all(run["learned"] < first["start"]["learned"] for run in runs.values())
+    status, said = study(capsys, monkeypatch, *quick, "fp32,bf16_nearest", main=finetune.main)
+    assert status == 0 and "tune-fp32-0: {" not in said and said.count("tune-bf16_nearest-0: {") == 2, said
+    again = json.loads((tmp_path / "finetune.json").read_text())
+    assert again["start"] == first["start"] and all(run in again["runs"] for run in first["runs"])
+    status, said = study(capsys, monkeypatch, *quick, "muon_fp32", main=finetune.main)
+    assert status == 2 and "got muon_fp32, wanted some of fp32," in said
+    model = build(run.QUICK.size, 0)
+    seen = torch.arange(24).view(2, 12)
+    before = model(seen)
+    finetune.adapt(model, 0)
+    assert torch.equal(model(seen), before)
+    assert runs["lora_fp32", 1e-3]["trained"] == sum(param.numel() for name, param in model.named_parameters() if name.endswith((".a", ".b")))
