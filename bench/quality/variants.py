@@ -86,7 +86,7 @@ def _ours(id: str, label: str, seeds: int = 3, **options: Any) -> Variant:
 
 
 def _weights(id: str, label: str, **options: Any) -> Variant:
-    return Variant(id, label, lowtide(**options), weights=torch.bfloat16)
+    return Variant(id, label, lowtide(**options), weights=torch.bfloat16, seeds=5)
 
 
 def _muon(id: str, label: str, state: str | None = None, rows: bool = False, **options: Any) -> Variant:
