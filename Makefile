@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 FUZZERS := cmake --preset fuzz && cmake --build --preset fuzz
 
-.PHONY: help wheels train test soak trust fuzz bench bench-paging bench-e2e bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs release-check build clang asan tsan arm format clean
+.PHONY: help wheels train test soak trust fuzz bench bench-paging bench-e2e bench-sign bench-sign-network bench-quality gpu-check gpu-bundle docs note release-check build clang asan tsan arm format clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s  %s\n", $$1, $$2 }'
@@ -64,6 +64,13 @@ docs: ## build the documentation site into build/site (ARGS="--site-dir DIR")
 	@tools/bootstrap.sh --no-package --only --extras docs
 	@$(PYTHON) -m mkdocs build --strict $(ARGS)
 	@echo "Open build/site/index.html, or index.html in the folder that ARGS names."
+
+note: docs ## print docs/evidence.md with its charts as build/lowtide-evidence.pdf (needs Chromium)
+	@sed -E -e 's/(<a [^>]*)href="[^"]*"/\1/g' -e 's|</h1>|&<p>The Lowtide authors. $(VERSION), revision $(shell git log -1 --format="%h of %cs").</p>|' \
+	    build/site/evidence.html > build/site/note.html
+	@browser=$$(command -v chromium-headless-shell chromium chromium-browser google-chrome | head -n 1); \
+	test -n "$$browser" || { echo "note: got no Chromium, wanted one: sudo apt-get install chromium-headless-shell" >&2; exit 1; }; \
+	"$$browser" --headless --no-sandbox --no-pdf-header-footer --print-to-pdf=build/lowtide-evidence.pdf "file://$(CURDIR)/build/site/note.html"
 
 wheels: ## make, audit and try wheels, into dist (ARGS="--arch x86_64 --python 3.11")
 	@tools/bootstrap.sh --system-only --extras wheels
