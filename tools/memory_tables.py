@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Writes docs/will-it-fit.md, the memory of common models by `lowtide.plan` and `lowtide.forecast`, and the charts of charts.py.
+"""Writes docs/will-it-fit.md, the memory of common models by `lowtide.plan` and `lowtide.forecast`; the charts of charts.py; and the
+tables of docs/evidence.md, which show the newest records.
 
     .venv/bin/python tools/memory_tables.py           # writes them
     .venv/bin/python tools/memory_tables.py --check   # exits 1 if one is stale
 
-All figures of the page are computed from the shapes of published models. Needs the package, but no weights and no device.
+All figures of docs/will-it-fit.md are computed from the shapes of published models. Needs the package, but no weights and no device.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import Any
 
 import lowtide
 from charts import CHARTS
+from evidence import filled
 from lowtide.planning.models import DECODERS, elements
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "will-it-fit.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE, EVIDENCE = DOCS / "will-it-fit.md", DOCS / "evidence.md"
 BETAS = (0.9, 0.95)  # the longest averages that dynamic4 takes
 FORMATS = ("fp32", "bf16", "dynamic8", "dynamic4")
 SIZES = (8, 12, 16, 24, 48, 80)  # GB of a device
@@ -195,9 +198,10 @@ def page() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page or a chart is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page or a chart is stale")
     options = parser.parse_args()
-    made = {PAGE: page(), **{PAGE.parent / name: draw() for name, draw in CHARTS.items()}}
+    made = {PAGE: page(), EVIDENCE: filled(EVIDENCE.read_text(encoding="utf-8"))}
+    made |= {DOCS / name: draw() for name, draw in CHARTS.items()}
     stale = [path.name for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if not options.check:
         for path, text in made.items():
