@@ -25,6 +25,7 @@ if __name__ == "__main__":
 
 import argparse  # noqa: E402
 import dataclasses  # noqa: E402
+import json  # noqa: E402
 import statistics  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
@@ -178,7 +179,8 @@ def study(
         store.make_all(
             (f"tune-{variant.id}-{seed}", partial(tune, start, settings, variant, seed)) for seed, variant in by_seed(variants)
         )
-        runs += [store.get(path.stem) for path in sorted(store.folder.glob("tune-*.json"))]
+        runs += [json.loads(path.read_text()) for path in sorted(store.folder.glob("tune-*.json"))]
+    origins = [run.pop("made") for run in runs]  # few differ
     return {
         "date": date.today().isoformat(),
         "machine": described,
@@ -187,6 +189,7 @@ def study(
         "parameters": sum(param.numel() for param in start.load().parameters()),
         "texts": {name: corpus.describe(text) for name, text in texts.items()},
         "start": {**start.losses(settings, start.load()), "sha256": weights},
+        "origins": [made for place, made in enumerate(origins) if made not in origins[:place]],
         "runs": runs,
     }
 
