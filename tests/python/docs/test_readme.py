@@ -29,7 +29,7 @@ from lowtide.cli.main import parser_of
 
 ROOT = Path(__file__).parents[3]
 DEVICE = os.environ.get("LOWTIDE_LISTINGS_ON")  # "cuda": tools/gpu_check.py runs them on a GPU
-TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
+TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.M))
 # Files of new parts, which tests/new_part builds, and programs that tests/install builds.
 BUILT = {"docs/cpp.md", *(f"docs/project/adding-a-{part}.md" for part in ("rule", "codec", "hyper-parameter", "backend"))}
 
