@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +24,6 @@ from lowtide.state.carried import as_now, estimate_of
 from lowtide.state.foreign.prodigyopt import FIXED, check_fixed
 from lowtide.state.format import ESTIMATE
 
-
 _MAY_DIFFER = ("lr", "eps", "weight_decay", "maximize")  # options that groups and parameters may have of their own
 
 
@@ -42,10 +42,13 @@ class ProdigyFamily(Family):
     def overridable(self) -> list[str]:
         return [*_MAY_DIFFER]  # the others belong to d
 
+    @cached_property
+    def _of_d(self) -> list[str]:
+        return sorted({*map(group_key, self.keys)} - {*_MAY_DIFFER})
+
     def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        names = sorted({*map(group_key, self.keys)} - {*_MAY_DIFFER})
         for number, group in enumerate(groups[1:], 1):
-            for name in names:
+            for name in self._of_d:
                 got, wanted = (each.get(name, groups[0].get(name)) for each in (group, groups[0]))
                 got, wanted = (tuple(map(float, each)) if isinstance(each, (tuple, list)) else each for each in (got, wanted))
                 expect(got == wanted, f"parameter group {number}: {name}", got, f"{wanted} as in group 0: one d serves all groups")
