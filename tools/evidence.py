@@ -11,12 +11,12 @@ from charts import DEFAULT, RECORDS, SCRATCH, SMALL, STEPS, TUNE, Study, by_spee
 from common.results import table
 
 TUNED = ("finetune-1M-*.json",)
-STUDIES = {  # the page with the record
-    Study("from scratch, 0.68 M parameters", SMALL, 0.95): "quality-1M-2core-2026-11-28.md",
-    SCRATCH: "quality-25M-2026-11-26.md",
-    Study("fine-tune, 0.68 M, lr 4 * 10^-4", TUNED, 0.999, "learned", 4e-4): "finetune-2core-2026-11-28.md",
-    Study("fine-tune, 0.68 M, lr 10^-5", TUNED, 0.999, "learned", 1e-5): "finetune-2core-2026-11-28.md",
-    TUNE: "finetune-2core-2026-11-28.md",
+STUDIES = {  # the record's page: the last of these
+    Study("from scratch, 0.68 M parameters", SMALL, 0.95): "quality-1M-*.md",
+    SCRATCH: "quality-25M-*.md",
+    Study("fine-tune, 0.68 M, lr 4 * 10^-4", TUNED, 0.999, "learned", 4e-4): "finetune-*.md",
+    Study("fine-tune, 0.68 M, lr 10^-5", TUNED, 0.999, "learned", 1e-5): "finetune-*.md",
+    TUNE: "finetune-*.md",
 }
 COLUMNS = {  # variants, of which the first that a record has is shown
     "8-bit state (default)": ("dynamic8",),
@@ -26,14 +26,18 @@ COLUMNS = {  # variants, of which the first that a record has is shown
 SHOWN = {"torch", "lowtide-fp32", "lowtide", "lowtide-disk", "bitsandbytes", "bitsandbytes-cpu-fork", "torchao"}  # rows of steps
 
 
+def last(pattern: str) -> str:
+    return sorted(RECORDS.glob(pattern))[-1].name
+
+
 def loss() -> list[str]:
     """Mean gaps in percent with their bounds, bold if they exceed them: the noise, or the gaps' own scatter if that is larger."""
     rows = []
-    for study, record in STUDIES.items():
+    for study, pages in STUDIES.items():
         found, noise, base = study.analysed()
         of = [next(row for id in ids for row in found if row.id == id) for ids in COLUMNS.values()]
         counts = [str(len(row.gaps)) for row in of]
-        rows.append([f"[{study.label}](benchmarks/{record}); {counts[0] if len(set(counts)) == 1 else ', '.join(counts)} runs"])
+        rows.append([f"[{study.label}](benchmarks/{last(pages)}); {counts[0] if len(set(counts)) == 1 else ', '.join(counts)} runs"])
         assert noise, study
         for row in of:
             bound = max(noise.band(row.gaps), row.interval or 0.0)
@@ -49,12 +53,12 @@ def shown() -> list[dict[str, Any]]:
 
 def source() -> list[str]:
     """The conditions of the record of steps, and the command."""
-    record, page = newest(STEPS), sorted(RECORDS.glob("steps-*.md"))[-1].name
+    record = newest(STEPS)
     job, machine = record["job"], record["machine"]
     options = re.sub(r"python \S+|--(optimizers|disk) \S+", "", record["rows"][0]["command"]).split()
     what = f"{job['model']} in {job['dtype']}, {job['batch']} × {job['seq']} tokens per step"
     cpu = f"{job['threads'] or machine['cores']} cores of an {machine['cpu']} ({machine['torch_instruction_set']})"
-    where = f"[Record](benchmarks/{page}): {record['date']}, {what}, {cpu}."
+    where = f"[Record](benchmarks/{last('steps-*.md')}): {record['date']}, {what}, {cpu}."
     return ["", where, "", "```sh", f'make bench-e2e ARGS="{" ".join(options)}"', "```"]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from common.contenders import PEERS, Contender
+from quality.muon import NORMUON, Pair
 
 DEVICES = ("cpu", "cuda", "xpu")
 
@@ -82,8 +83,6 @@ def _muon(label: str, ours: Any = None) -> Contender:
     """Muon for the layers' matrices beside torch's fused AdamW: with these options of Lowtide's, or torch's."""
 
     def make(params: Any, **hyper: Any) -> Any:
-        from quality.muon import Pair
-
         return Pair(ours, params, betas=(0.9, 0.95), eps=1e-8, **hyper)
 
     return Contender("torch" if ours is None else "lowtide", make, label, devices=DEVICES)
@@ -93,7 +92,7 @@ MUON = {
     "torch-muon": _muon("torch Muon"),
     "lowtide-muon-fp32": _muon("lowtide Muon, fp32 state", {"state": "fp32"}),
     "lowtide-muon": _muon("lowtide Muon", {}),
-    "lowtide-normuon": _muon("lowtide Muon, row_beta2", {"row_beta2": 0.95}),
+    "lowtide-normuon": _muon("lowtide Muon, row_beta2", NORMUON),
 }
 SAME_BITS = {  # optimizers with losses and weights of others, wherever backward adds in one order
     "lowtide-disk": "lowtide", "lowtide-fp32-disk": "lowtide-fp32", "lowtide-in-backward": "lowtide", "lowtide-paged": "lowtide",
