@@ -1,10 +1,8 @@
 // Sums of terms over all parameters, for rules whose steps have one estimate in common (Prodigy's d): a pass before the
-// step over what it will read. (d' is in its own step only times eps. With the d before instead, the step's pass could
-// add the sums for the next one; prodigyopt's step, simulated so for 300 steps of bench/quality's model, ends with the
-// same d within 0.2 % and with losses 0.08, -0.34 and -0.08 nats away in three seeds; changing the first weights by
-// 1e-6 makes it -0.02, -0.25 and 0.03. But here sums that overflow, or a disk that cannot be read, change nothing.)
-// Sums are exact, so no bit depends on threads, chunks, tiers, devices or shards. All parameters carry the estimate, so
-// that each of them can be saved alone.
+// step over what it will read, so that sums that overflow, or a disk that cannot be read, change nothing. (A step's own
+// pass could add the sums for the next one, since d' is in its step only times eps.) Sums are exact, so no bit depends
+// on threads, chunks, tiers, devices or shards. All parameters carry the estimate, so that each of them can be saved
+// alone.
 #include <cmath>
 #include <string_view>
 
