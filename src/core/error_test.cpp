@@ -29,8 +29,8 @@ TEST(Error, MessagesAreWithoutControlCharacters) {
   };
   for (const auto& [quoted, shown] : cases) {
     const std::string text = "got '" + std::string(shown) + "'";
-    EXPECT_EQ(text_of([&] { fail(ErrorKind::kInvalidArgument, "got '%s'", quoted); }), text);
-    EXPECT_EQ(text_of([&] { fail_io(EIO, "got '%s'", quoted); }), text + ": Input/output error");
+    EXPECT_EQ(text_of([quoted = quoted] { fail(ErrorKind::kInvalidArgument, "got '%s'", quoted); }), text);
+    EXPECT_EQ(text_of([quoted = quoted] { fail_io(EIO, "got '%s'", quoted); }), text + ": Input/output error");
   }
 }
 

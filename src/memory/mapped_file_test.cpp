@@ -40,7 +40,8 @@ TEST(MappedFiles, HaveWhatWasWrittenLast) {
       read += bytes;
     }
     if (round % 3) {
-      for (int64_t i = offset; i < offset + bytes; i += 97) file.data()[i] = wanted[static_cast<size_t>(i)] = std::byte(rng.next());
+      for (int64_t i = offset; i < offset + bytes; i += 97)
+        file.data()[i] = wanted[static_cast<size_t>(i)] = std::byte(rng.next());
     }
     file.let_go(offset, bytes, round % 3 != 0);
     written += round % 3 ? bytes : 0;
@@ -55,7 +56,8 @@ TEST(MappedFiles, HaveWhatWasWrittenLast) {
   }
   EXPECT_EQ(file.read_bytes(), read);
   EXPECT_EQ(file.written_bytes(), written);
-  figure("200 rounds, " + std::to_string(read) + " bytes brought, " + std::to_string(written) + " let go, 0 differ" + (in_memory ? "; tmpfs" : "; no page stays"));
+  figure("200 rounds, " + std::to_string(read) + " bytes brought, " + std::to_string(written) + " let go, 0 differ" +
+         (in_memory ? "; tmpfs" : "; no page stays"));
 }
 
 TEST(MappedFiles, SayWhatTheDiskRefuses) {
@@ -74,15 +76,17 @@ TEST(MappedFiles, SayWhatTheDiskRefuses) {
       const std::optional<Error> error = error_of(act);
       ASSERT_TRUE(error);
       EXPECT_EQ(error->kind(), ErrorKind::kIo);
-      EXPECT_NE(std::string(error->what()).find("4096 bytes at offset 8192 of the weights in " + dir.path()), std::string::npos)
+      EXPECT_NE(std::string(error->what()).find("4096 bytes at offset 8192 of the weights in " + dir.path()),
+                std::string::npos)
           << error->what();
     }
     env.arm({.call = Call::kPread, .nth = 1, .persistent = true, .short_ = true, .short_bytes = 100});
     EXPECT_NO_THROW(file.bring(0, 8192));
     EXPECT_EQ(file.data()[8192 + 17], std::byte{7});
     env.disarm();
-    for (const auto& [offset, bytes] : {std::pair<int64_t, int64_t>{-4096, 4096}, {0, kFileBytes + 4096}, {1, 4096}, {0, 5}}) {
-      const std::optional<Error> error = error_of([&] { file.bring(offset, bytes); });
+    for (const auto& [offset, bytes] :
+         {std::pair<int64_t, int64_t>{-4096, 4096}, {0, kFileBytes + 4096}, {1, 4096}, {0, 5}}) {
+      const std::optional<Error> error = error_of([&, offset = offset, bytes = bytes] { file.bring(offset, bytes); });
       ASSERT_TRUE(error);
       EXPECT_EQ(error->kind(), ErrorKind::kInvalidArgument);
     }
