@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/sizes.h"
 #include "optim/gradient_norm.h"
+#include "optim/hyper.h"
 
 namespace lowtide {
 
