@@ -37,7 +37,8 @@ def loss() -> list[str]:
         found, noise, base = study.analysed()
         of = [next(row for id in ids for row in found if row.id == id) for ids in COLUMNS.values()]
         counts = [str(len(row.gaps)) for row in of]
-        rows.append([f"[{study.label}](benchmarks/{last(pages)}); {counts[0] if len(set(counts)) == 1 else ', '.join(counts)} runs"])
+        runs = f"{counts[0]} runs" if len(set(counts)) == 1 else f"runs per column: {', '.join(counts)}"
+        rows.append([f"[{study.label}](benchmarks/{last(pages)}); {runs}"])
         assert noise, study
         for row in of:
             bound = max(noise.band(row.gaps), row.interval or 0.0)
@@ -56,10 +57,10 @@ def source() -> list[str]:
     record = newest(STEPS)
     job, machine = record["job"], record["machine"]
     options = re.sub(r"python \S+|--(optimizers|disk) \S+", "", record["rows"][0]["command"]).split()
-    what = f"{job['model']} in {job['dtype']}, {job['batch']} × {job['seq']} tokens per step"
+    what = f"{job['model']} in {job['dtype']} and {job['batch']} × {job['seq']} tokens per step"
     cpu = f"{job['threads'] or machine['cores']} cores of an {machine['cpu']} ({machine['torch_instruction_set']})"
-    where = f"[Record](benchmarks/{last('steps-*.md')}): {record['date']}, {what}, {cpu}."
-    return ["", where, "", "```sh", f'make bench-e2e ARGS="{" ".join(options)}"', "```"]
+    where = f"[Measured](benchmarks/{last('steps-*.md')}) on {record['date']} with {what},"
+    return ["", where, f"on {cpu}.", "", "```sh", f'make bench-e2e ARGS="{" ".join(options)}"', "```"]
 
 
 def memory() -> list[str]:
@@ -79,7 +80,7 @@ def speed() -> list[str]:
     for row in sorted(shown(), key=lambda row: -row["tokens_per_s"]):
         own = row["optimizer_cpu_seconds"]
         rows.append([name(row), f"{row['tokens_per_s']:.0f}", f"{1000 * own:.0f}", f"{100 * own / (own + model):.0f}"])
-    return table(head, rows, ("---", "---:", "---:", "---:")) + source()
+    return table(head, rows, ("---", "---:", "---:", "---:"))
 
 
 TABLES = {"loss": loss, "memory": memory, "speed": speed}
