@@ -107,8 +107,8 @@ TEST(GoldenBytes, TablesAreWhatIsPlannedAndMeasured) {
   });
 
   page
-      << "\n### Master weights\n\nEach kind of master adds these bytes per element to the state of a 16-bit parameter, for "
-         "every optimizer and state format.\n\n| master | adds |\n|---|---|\n";
+      << "\n### Master weights\n\nEach kind of master adds these bytes per element to the state of a 16-bit parameter, "
+         "for every optimizer and state format.\n\n| master | adds |\n|---|---|\n";
   for (const char* master : {"residual16", "residual8", "stochastic"}) {
     int64_t adds = -1;
     for (const GoldenRule& rule : golden_rules())
