@@ -15,7 +15,7 @@ struct DeviceAsyncSaves {
   const char* device = "";
 
   void run(Rng& rng, int cases) const {
-    int64_t saves = 0, differing = 0, bytes = 0, copied = 0, refused = 0, moved = 0, managed = 0;
+    int64_t saves = 0, differing = 0, bytes = 0, copied = 0, refused = 0, moved = 0;
     std::map<std::string, int64_t> transfers;
     while (saves < cases) {
       lowtide::Memory memory;
@@ -55,7 +55,6 @@ struct DeviceAsyncSaves {
       EXPECT_EQ(twins.differing(), 0);
       const MemoryReport report = twins.on_device().report();
       ++transfers[report.managed_bytes ? "managed" : report.moved_per_step ? report.transfer : "resident"];
-      managed += report.managed_bytes > 0;
       after(twins);
     }
     EXPECT_EQ(differing, 0);
