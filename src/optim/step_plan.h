@@ -2,6 +2,7 @@
 // stack of its step; only the memory of its lists survives the step, for the next one.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -102,6 +103,12 @@ class StepPlan {
 
   // The sums of the items' terms (step_sums.cpp).
   TermSums sum_terms();
+  // True if it sums terms of each gradient, so that one that is not finite makes a sum that is not.
+  bool sums_all() const {
+    return table_.has_sums && std::ranges::all_of(params(), [&](int64_t number) {
+             return is_summed(table_.params[static_cast<size_t>(number)]);
+           });
+  }
 
   // If the device sums norms itself, makes the items add theirs to sums that are zero from here on, and returns true.
   bool place_norms();
@@ -113,6 +120,10 @@ class StepPlan {
 
  private:
   StepItem make_item(Parameter& param, size_t number);
+  // False with another rule, and in a group that stands still.
+  bool is_summed(const Parameter& param) const {
+    return rule_info(param.rule).sums && table_.group_of(param).hyper.lr != 0;
+  }
   // Sets the item's arguments, and the rounding of its states and weights, for the step after `steps` steps.
   void set_args(const Parameter& param, int64_t number, int64_t steps, bool first, StepItem& item) {
     const Moves moves = update_of(number)                       ? Moves::kNothing

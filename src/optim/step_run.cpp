@@ -8,11 +8,15 @@
 namespace lowtide {
 
 StepResult StepPlan::take(bool guarded) {
-  const int64_t bad = guarded ? -1 : first_bad();
+  const bool told_by_sums = !options_.sums && sums_all();
+  const int64_t bad = guarded || told_by_sums ? -1 : first_bad();
   StepResult found = bad < 0 ? StepResult{true, -1, guarded} : refuse(bad);
   if (table_.has_sums && found.applied) {
     const TermSums sums = options_.sums ? *options_.sums : sum_terms();
-    if (table_.nonfinite != NonFinite::kPropagate && !sums.are_finite()) found = refuse_sums(sums);
+    if (table_.nonfinite != NonFinite::kPropagate && !sums.are_finite()) {
+      const int64_t cause = told_by_sums && !guarded ? first_bad() : -1;
+      found = cause < 0 ? refuse_sums(sums) : refuse(cause);
+    }
     if (found.applied) take_sums(sums);
   }
   if (ballots_ || !options_.directions.empty()) clear_targets();

@@ -86,8 +86,7 @@ TermSums StepPlan::sum_terms() {
   TermSums sums;
   pass_together(
       [&](const StepItem&, const Parameter& param) {
-        // Not in a group with another rule, or one that stands still.
-        if (!rule_info(param.rule).sums || table_.group_of(param).hyper.lr == 0) return Read::kNot;
+        if (!is_summed(param)) return Read::kNot;
         return streams(param) ? Read::kByChunks : Read::kAtOnce;
       },
       [&](std::span<const StepItem> items) { backend_.sum_terms(items, table_.on.threads, sums, options_.stream); });
