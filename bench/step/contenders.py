@@ -11,7 +11,7 @@ import torch
 from common import contenders
 from common.contenders import PEERS, Contender, Options, Params
 
-LEARNING_RATE = {"adamw": 1e-3, "lion": 1e-4}
+LEARNING_RATE = {"adamw": 1e-3, "lion": 1e-4, "prodigy": 1.0}
 DECAY = 1e-2
 MAX_NORM = 1e9  # so large that torch leaves gradients unchanged for the next line
 
@@ -20,7 +20,7 @@ def lowtide(params: Params, rule: str = "adamw", **options: Any) -> Any:
     """The option "cpu_target" picks an instruction set, which only tests and benchmarks do."""
     import lowtide
 
-    made = getattr(lowtide, {"adamw": "AdamW", "lion": "Lion"}[rule])(params, **options)
+    made = getattr(lowtide, {"adamw": "AdamW", "lion": "Lion", "prodigy": "Prodigy"}[rule])(params, **options)
     target = options.get("cpu_target", "")
     if target and made.engine.core.cpu_target() != target:
         raise RuntimeError(f"got the path {made.engine.core.cpu_target()}, wanted {target}")

@@ -65,6 +65,8 @@ class Line:
         """The unavoidable passes of this step over memory."""
         g = self.widths[1]
         read: list[Widths] = [(0, g, 0, 0)] if self.checks_gradients or self.clips else []
+        if self.rule == "prodigy":  # its sums read two of the four states, and find such gradients
+            read = [(0, g + self.widths[2], 0, 0)]
         scaled: list[Widths] = [(g, 0, 0, 0)] if self.clips and self.contender != "lowtide" else []
         return [*read, *scaled, self.widths]
 
@@ -95,6 +97,8 @@ def _widths(state: str, rule: str, dtype: str, master: str | None) -> Widths:
     if rule == "lion" or state == "dynamic4":
         return p, p, 1, 0
     each = {"fp32": 4, "bf16": 2}.get(state, 1) + (1 if master == "residual16" else 0)
+    if rule == "prodigy":
+        each *= 2  # four states
     return p, p, each, each
 
 
@@ -220,6 +224,22 @@ GROUPS = (
             ),
         ),
         limit=24,
+    ),
+    *(
+        Group(
+            id, f"Prodigy beside AdamW, {dtype} parameters and gradients",
+            (
+                _fused(),
+                *(
+                    line
+                    for state in ("fp32", "dynamic8")
+                    for rule, name, options in (("adamw", "AdamW", {}), ("prodigy", "Prodigy", {"growth_rate": 1.02}))
+                    for line in _lowtide(f"{id}-{rule}-{state}", f"{name} {state}", state, rule=rule, dtype=dtype, **options)
+                ),
+            ),
+            ceiling=False,
+        )
+        for id, dtype in (("prodigy", "float32"), ("prodigy-bf16", "bfloat16"))
     ),
     Group(
         "rivals",
