@@ -12,14 +12,14 @@ template <class R>
 inline constexpr bool kHasNorms<R, decltype(void(R::kNormsReadState))> = true;
 
 // Sums over all parameters of an optimizer, for rules that define
-//   kSums                                 true
+//   kSumsRead                             the states that terms() reads, as bits
 //   terms(p, g, s, args, F (&out)[2])     two values of each element, which neither read p nor are squared; the second
 //   is
 //                                         not negative. The sums of all of them are h.norm, and are added exactly.
 template <class R, class = void>
 inline constexpr bool kHasSums = false;
 template <class R>
-inline constexpr bool kHasSums<R, decltype(void(R::kSums))> = true;
+inline constexpr bool kHasSums<R, decltype(void(R::kSumsRead))> = true;
 
 // A block's values are divided by a power of two near the largest magnitude, and their squares summed in the order of
 // sum_lanes: squares of 2^127 do not overflow, and those of 2^-149 count. The block's sum is sum * unit^2. Sums of

@@ -271,6 +271,7 @@ class CpuBackend final : public Backend {
       Staged param = staged_param(item, origin, true), grad(aux_, item.grad_dtype, true);
       for (int64_t done = 0; done < n; done += kStaged) {
         const int64_t e = first + done, at = block + done / kBlock;
+        static_assert(kStaged <= kMostSummed);
         run.n = std::min(kStaged, n - done);
         run.grad = static_cast<const float*>(grad.read(*item.grad_layout, item.grad, e, run.n));
         run.param = rule.sums ? run.grad  // sums need no weights

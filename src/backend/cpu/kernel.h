@@ -27,7 +27,9 @@ struct StepRun {
 
 using StepKernel = void (*)(const StepRun&);
 
-// A run like a step's, of floats; the norms of its blocks go to `out`, or its terms to `sums`.
+// A run like a step's, of floats; the norms of its blocks go to `out`, or its terms, of at most kMostSummed elements,
+// to `sums`.
+inline constexpr int64_t kMostSummed = 4096;
 struct NormRun {
   const float *param, *grad;  // [n]
   int64_t n;

@@ -22,17 +22,19 @@ HWY_INLINE void sum_squares(const float* values, vf largest, float* sum, float* 
   *unit = norm_unit(exponent);
 }
 
+// The states that a rule's terms read, as bits.
 template <class R>
-constexpr bool terms_read_state() {
+constexpr u32 states_of_terms() {
   if constexpr (kHasSums<R>)
-    return true;
+    return R::kSumsRead;
   else
-    return R::kNormsReadState;
+    return R::kNormsReadState ? (1u << R::kStates) - 1 : 0;
 }
 
 template <class R, class C>
 struct NormDriver {
-  static constexpr int K = terms_read_state<R>() ? R::kStates : 0;
+  static constexpr u32 kRead = states_of_terms<R>();
+  static constexpr int K = kRead ? R::kStates : 0;
   static constexpr int kStored = K ? K : 1;  // no arrays of size 0
   template <int k>
   static constexpr bool kSigned = ((R::kSigned >> k) & 1) != 0;
@@ -42,6 +44,7 @@ struct NormDriver {
   StateCodecs<R, C> codecs{};
   typename R::Args args;
   vf grad_scale;
+  RunSum first, second;
   TermSums* sums;
 
   explicit NormDriver(const NormRun& run) : grad_scale(run.grad_scale), sums(run.sums) {
@@ -50,36 +53,35 @@ struct NormDriver {
 
   // n: a block, or for exact sums, to which zeros add nothing, its first tiles.
   HWY_INLINE void block(const float* p, const float* g, const u8* const (&codes)[kStored],
-                        const float* const (&scales)[kStored], int n, BlockNorms* out) const {
+                        const float* const (&scales)[kStored], int n, BlockNorms* out) {
     alignas(64) float values[2][kBlock];
     vf largest[2] = {vf(0.f), vf(0.f)};
-    vu most[2] = {vu(0u), vu(0u)}, least[2] = {vu(0xffffffffu), vu(0xffffffffu)};
+    LaneMagnitudes seen[2];
     for (int at = 0; at < n; at += kTile) {
       vf s[kStored][kTileVectors];
       each<K>([&](auto k) {
+        if constexpr ((kRead >> k & 1) == 0) return;
         const auto* const here = reinterpret_cast<const Code<k>*>(codes[k]) + code_count<Code<k>>(at);
         std::get<k>(codecs).decode(here, C::kScaled ? scales[k][at * kScales<C, kSigned<k>> / kBlock] : 1.f, s[k]);
       });
       for (int i = 0; i < kTileVectors; ++i) {
         const int e = at + i * kLanes;
         vf state[kStored], x[2];
-        for (int k = 0; k < K; ++k) state[k] = s[k][i];
+        for (int k = 0; k < K; ++k)
+          if (kRead >> k & 1) state[k] = s[k][i];
         R::template terms<vf>(load(p + e), load(g + e) * grad_scale, state, args, x);
         for (int t = 0; t < 2; ++t) {
-          if constexpr (kHasSums<R>) {
-            const vu magnitude = bits(abs(x[t]));
-            most[t] = max(most[t], magnitude);
-            least[t] = min(least[t], magnitude - vu(1u));  // 0 wraps to the largest number
-          } else {
+          if constexpr (kHasSums<R>)
+            seen[t].take(x[t]);
+          else
             largest[t] = max_abs(largest[t], x[t]);
-          }
           store(x[t], values[t] + e);
         }
       }
     }
     if constexpr (kHasSums<R>) {
-      add_block(values[0], n, most[0], least[0], sums->below, sums->above);
-      add_block(values[1], n, most[1], least[1], sums->second, sums->second);
+      first.add_block(values[0], n, seen[0], sums->below, sums->above);
+      second.add_block(values[1], n, seen[1], sums->second, sums->second);
     } else {
       for (int t = 0; t < 2; ++t) sum_squares(values[t], largest[t], &out->sum[t], &out->unit[t]);
     }
@@ -87,7 +89,7 @@ struct NormDriver {
 
   // Runs the same code for a short block, on copies padded with zeros.
   HWY_NOINLINE void tail(const float* p, const float* g, const u8* const (&codes)[kStored],
-                         const float* const (&scales)[kStored], int n, BlockNorms* out) const {
+                         const float* const (&scales)[kStored], int n, BlockNorms* out) {
     const int whole = kHasSums<R> && n <= kBlock - kTile ? (n + kTile - 1) / kTile * kTile : kBlock;
     alignas(64) float padded_p[kBlock], padded_g[kBlock];
     for (float* const padded : {padded_p, padded_g})
@@ -107,7 +109,7 @@ struct NormDriver {
   }
 
   static void run(const NormRun& run) {
-    const NormDriver driver(run);
+    NormDriver driver(run);
     const u8* codes[kStored] = {};
     const float* scales[kStored] = {};
     for (int k = 0; k < K; ++k) codes[k] = static_cast<const u8*>(run.codes[k]), scales[k] = run.scales[k];
@@ -122,5 +124,9 @@ struct NormDriver {
       });
     }
     if (at < run.n) driver.tail(run.param + at, run.grad + at, codes, scales, static_cast<int>(run.n - at), out);
+    if constexpr (kHasSums<R>) {
+      driver.first.finish(run.sums->below, run.sums->above);
+      driver.second.finish(run.sums->second, run.sums->second);
+    }
   }
 };

@@ -1,64 +1,113 @@
-// Exact sums of a block of floats, for every instruction set. As for squares of gradients (gradient_doubles-inl.h), a
-// value is split into multiples of two quanta, and the parts are added in doubles that hold their sums exactly.
+// Exact sums of floats, for every instruction set. Added to 1.5 * 2^52 quanta, a double that is a multiple of a quantum
+// changes that number's bits by as many units as it has quanta, so integers that add up bits count quanta. All floats
+// of kSumWindow binades are multiples of one quantum.
 
-// Quanta below 2^top. A value's last bit is 23 below its exponent, so kWindow binades fit.
-constexpr int sum_quantum(int top, int k) { return top - kPartBits * (k + 1) + 1; }
-inline constexpr int kSumWindow = 2 * kPartBits - 24;
+#if HWY_TARGET == HWY_SCALAR
+using vi = uint64_t;
+LT_FN vi no_bits() { return 0; }
+LT_FN vi add_bits(vi sum, vd x) {
+  vi bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  return sum + bits;
+}
+LT_FN uint64_t sum_bits(vi x) { return x; }
+LT_FN bool any_above(vu x, u32 limit) { return x > limit; }
+LT_FN bool any_below(vu x, u32 limit) { return x < limit; }
+#else
+using vi = hn::Vec<decltype(kI64)>;
+LT_FN vi no_bits() { return hn::Zero(kI64); }
+LT_FN vi add_bits(vi sum, vd x) { return hn::Add(sum, hn::BitCast(kI64, x)); }
+LT_FN uint64_t sum_bits(vi x) { return static_cast<uint64_t>(hn::GetLane(hn::SumOfLanes(kI64, x))); }
+LT_FN bool any_above(vu x, u32 limit) { return !hn::AllFalse(kU, hn::Gt(x.v, hn::Set(kU, limit))); }
+LT_FN bool any_below(vu x, u32 limit) { return !hn::AllFalse(kU, hn::Lt(x.v, hn::Set(kU, limit))); }
+#endif
 
-class LaneTerms {
- public:
-  explicit LaneTerms(int top) : first_(all_lanes(start(top, 0))), second_(all_lanes(start(top, 1))) {}
+// A term is less than 2^kTermBits quanta either way, and the terms of a block that a lane adds are less than 2^51. A
+// float's last bit is 23 below its exponent.
+inline constexpr int kTermBits = 51 - __builtin_ctz(kBlock / kLanes), kSumWindow = kTermBits - 23;
+// Binades kept free above the largest term so far, so that a slightly larger one moves nothing.
+inline constexpr int kSpareBinades = 2;
 
-  HWY_INLINE void add_value(vd x) {
-    const vd first = add(first_, x);
-    second_ = add(sub(x, sub(first, first_)), second_);
-    first_ = first;
+// Magnitudes as float bits: the largest, and the smallest of those that are not 0, minus 1.
+struct LaneMagnitudes {
+  vu most, least;
+  HWY_INLINE LaneMagnitudes() : most(0u), least(0xffffffffu) {}
+  HWY_INLINE void take(vf x) {
+    const vu magnitude = bits(abs(x));
+    most = max(most, magnitude);
+    least = min(least, magnitude - vu(1u));  // 0 wraps to the largest number
   }
-  HWY_INLINE void add_to(int64_t (&count)[2], int top) const {
-    count[0] += units_since(first_, start(top, 0));
-    count[1] += units_since(second_, start(top, 1));
+};
+
+// The sum of one term over a run.
+static_assert(uint64_t{kMostSummed} << 51 <= uint64_t{1} << 63);  // bits of a signed count
+class RunSum {
+ public:
+  HWY_INLINE RunSum() : sum_(no_bits()) { begin(0); }
+
+  // Adds a block's n values, whole vectors, and may overwrite them. Sums that are negative, with all before them, go to
+  // `below`; others go to `above`.
+  HWY_INLINE void add_block(float* values, int n, LaneMagnitudes seen, ExactSum& below, ExactSum& above) {
+    while (HWY_UNLIKELY(!holds(seen))) {
+      const u32 largest = reduce_max(seen.most);
+      if (largest >= kInfinity) return above.add(__builtin_inff(), 0);  // makes the sum NaN
+      finish(below, above);
+      begin(top_of(largest) + kSpareBinades);
+      if (!holds(seen)) seen = add_large(values, n);
+    }
+    vd low = all_lanes(0), high = all_lanes(0);
+    for (int i = 0; i < n; i += kLanes) {
+      low = add(low, lower_half(load(values + i)));
+      if constexpr (kHasUpper) high = add(high, upper_half(load(values + i)));
+    }
+    take(low, high);
+  }
+
+  HWY_INLINE void finish(ExactSum& below, ExactSum& above) {
+    const uint64_t quanta = sum_bits(sum_) - additions_ * start();
+    const bool negative = quanta >> 63;
+    (negative ? below : above).add_count(negative ? uint64_t{0} - quanta : quanta, top_ - kTermBits);
+    sum_ = no_bits(), additions_ = 0;
   }
 
  private:
-  static double start(int top, int k) {  // 1.5 * 2^52 quanta
-    const uint64_t bits = static_cast<uint64_t>(1023 + 52 + sum_quantum(top, k)) << 52 | uint64_t{1} << 51;
-    double value;
-    __builtin_memcpy(&value, &bits, sizeof value);
-    return value;
+  HWY_INLINE bool holds(const LaneMagnitudes& seen) const {
+    return !any_above(seen.most, most_) && !any_below(seen.least, least_);
   }
 
-  vd first_, second_;
+  HWY_INLINE void begin(int top) {
+    top_ = top, most_ = power_bits(top) - 1, least_ = power_bits(top - kSumWindow) - 1;
+    const uint64_t bits = start();
+    double from;
+    __builtin_memcpy(&from, &bits, sizeof from);
+    from_ = all_lanes(from);
+  }
+
+  HWY_INLINE void take(vd low, vd high) {
+    sum_ = add_bits(sum_, add(from_, low));
+    if constexpr (kHasUpper) sum_ = add_bits(sum_, add(from_, high));
+    additions_ += kLanes;
+  }
+
+  // Adds the values that are large enough, and leaves the others, with 0 in place of those.
+  HWY_NOINLINE LaneMagnitudes add_large(float* values, int n) {
+    const vf smallest = as_float(vu(least_ + 1));
+    LaneMagnitudes left;
+    for (int i = 0; i < n; i += kLanes) {
+      const vf x = load(values + i), rest = select(abs(x) < smallest, x, vf(0.f)), large = x - rest;  // x or 0
+      take(lower_half(large), upper_half(large));
+      store(rest, values + i);
+      left.take(rest);
+    }
+    return left;
+  }
+
+  // 1.5 * 2^52 quanta, as the bits of a double.
+  uint64_t start() const { return static_cast<uint64_t>(1023 + 52 + top_ - kTermBits) << 52 | uint64_t{1} << 51; }
+
+  vd from_;  // start()
+  vi sum_;
+  uint64_t additions_ = 0;  // to all lanes
+  int top_;                 // terms are below 2^top
+  u32 most_, least_;
 };
-
-// Values of which some are far smaller than others, or not finite.
-static HWY_NOINLINE void add_one_by_one(const float* values, int n, ExactSum& below, ExactSum& above) {
-  for (int i = 0; i < n; ++i) (values[i] < 0 ? below : above).add(__builtin_fabsf(values[i]), 0);
-}
-
-// Adds the magnitudes of a block's n values, whole vectors, of the negative ones to `below`.
-HWY_INLINE void add_block(const float* values, int n, vu largest, vu smallest, ExactSum& below, ExactSum& above) {
-  const u32 most = reduce_max(largest);
-  if (most == 0) return;
-  const int top = most < kInfinity ? top_of(most) : 0;
-  if (HWY_UNLIKELY(most >= kInfinity || reduce_min(smallest) < power_bits(top - kSumWindow) - 1))
-    return add_one_by_one(values, n, below, above);
-  LaneTerms lower(top), upper(top);
-  for (int i = 0; i < n; i += kLanes) {
-    const vf x = load(values + i);
-    lower.add_value(lower_half(x));
-    if constexpr (kHasUpper) upper.add_value(upper_half(x));
-  }
-  int64_t count[2] = {};
-  lower.add_to(count, top);
-  if constexpr (kHasUpper) upper.add_to(count, top);
-  // Both counts get one sign, that of the sum.
-  count[0] += count[1] >> kPartBits;
-  count[1] -= (count[1] >> kPartBits) * (int64_t{1} << kPartBits);
-  const bool negative = count[0] < 0;
-  if (negative) {
-    count[0] = -count[0] - (count[1] ? 1 : 0);
-    if (count[1]) count[1] = (int64_t{1} << kPartBits) - count[1];
-  }
-  ExactSum& to = negative ? below : above;
-  for (int k = 0; k < 2; ++k) to.add_count(static_cast<uint64_t>(count[k]), sum_quantum(top, k));
-}

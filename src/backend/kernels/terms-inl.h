@@ -20,7 +20,10 @@ LT_FN void add_block(const DeviceItem& item, i64 block, const typename C::Tables
       const BlockElement at{
           &item, first.block, first.element + within, first.index + static_cast<u64>(within), static_cast<u32>(within),
           true};
-      each<K>([&](auto k) { state[k] = decode_element<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k); });
+      each<K>([&](auto k) {
+        if constexpr ((R::kSumsRead >> k & 1) != 0)
+          state[k] = decode_element<C, ((R::kSigned >> k) & 1) != 0>(tables, at, k);
+      });
       R::template terms<float>(0.f, load(item.grad, at.element) * item.grad_scale, state, args, x);
     }
     const u32 of_first = bits(abs(x[0]));

@@ -33,7 +33,7 @@ struct Prodigy {
   static constexpr int kStates = 4;
   static constexpr u32 kSigned = 0b1101;
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq", "s", "p_minus_p0"};
-  static constexpr bool kSums = true;
+  static constexpr u32 kSumsRead = 0b1100;
 
   // d, the largest d' so far, n, and the number of steps of the optimizer.
   static constexpr const char* kCarriedNames[] = {"d", "d_max", "d_numerator", "k"};
