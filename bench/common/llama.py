@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from lowtide.planning.models import Decoder, elements
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 LLAMA_217M = Decoder(12, 1024, 2752, 16, 16, 32000)
@@ -56,11 +57,16 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
         self.norm = nn.RMSNorm(size.hidden, eps=1e-6)
         self.head = nn.Linear(size.hidden, size.vocabulary, bias=False)
+        self.checkpointing = False
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Computes each layer's activations again in backward. The name is transformers'."""
+        self.checkpointing = True
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
         for layer in self.layers:
-            x = layer(x)
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointing and self.training else layer(x)
         logits = self.head(self.norm(x[:, :-1]))
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 

@@ -78,7 +78,7 @@ def cell(row: dict[str, Any], key: str, by: float, digits: int) -> str:
 
 def markdown(result: dict[str, Any]) -> str:
     machine, job, rows = result["machine"], result["job"], result["rows"]
-    where = machine.get("of_turns", {})
+    where = machine.get("of_turns", machine)
     columns = [column for column in COLUMNS if any(cell(row, *column[1:]) for row in rows)]
     commits = Counter(revision for row in rows for revision in row["revision"])
     text = [

@@ -35,7 +35,7 @@ from common import machine  # noqa: E402
 from common.store import Store  # noqa: E402
 from e2e import report  # noqa: E402
 from e2e.contenders import ALL, OWN, Job, cannot  # noqa: E402
-from e2e.training import BYTES, decoder_of  # noqa: E402
+from e2e.training import check_model  # noqa: E402
 
 HERE = Path(__file__).resolve()
 OUT = HERE.parents[2] / "build" / "bench" / "e2e"
@@ -53,6 +53,7 @@ HELP = {
     "stream_budget": "device memory of lowtide-stream",
     "disk": "folder for scratch files",
 }
+LEAST = {"batch": 1, "seq": 2, "warmup": 1, "steps": 1, "turns": 1, "threads": 0, "clip": 0, "lr": 0, "weight_decay": 0}
 CHOICES = {"dtype": ("fp32", "bf16"), "device": ("cpu", "cuda", "xpu")}
 
 
@@ -98,12 +99,17 @@ def stored(store: Store, names: Sequence[str], turns: int) -> list[dict[str, Any
     return rows
 
 
+def files_of(folder: Path) -> dict[str, Any]:
+    """Names, sizes and times of a folder's files: with other files, stored turns are of another model."""
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    return {"files": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]} if files else {}
+
+
 def measure(args: argparse.Namespace, job: Job) -> int:
     described = machine.describe(["torch", "lowtide", "transformers"], job.device)
     here = machine.identity(described)
-    store = Store(
-        args.out, {"job": asdict(job), MALLOC: os.environ.get(MALLOC)}, {**machine.origin(described), "machine": here}
-    )
+    conditions = {"job": asdict(job), MALLOC: os.environ.get(MALLOC), **files_of(Path(job.model))}
+    store = Store(args.out, conditions, {**machine.origin(described), "machine": here})
     absent = {name: reason for name in args.optimizers if (reason := cannot(name, job))}
     before = stored(store, args.optimizers, args.turns)
     if not args.report:
@@ -144,12 +150,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT, help="folder of turns and of e2e.{json,md,png}")
     args = parser.parse_args(arguments)
     job = Job(**{field.name: getattr(args, field.name) for field in fields(Job)})
-    for name, least in (("batch", 1), ("seq", 1), ("warmup", 1), ("steps", 1), ("threads", 0)):
-        if getattr(job, name) < least:
-            parser.error(f"--{name}: got {getattr(job, name)}, wanted {least} or more")
-    if args.turns < 1:
-        parser.error(f"--turns: got {args.turns}, wanted 1 or more")
-    args.optimizers = args.optimizers.split(",") if args.optimizers else [*ALL]
+    for name, least in LEAST.items():
+        if not getattr(args, name) >= least:
+            parser.error(f"--{name.replace('_', '-')}: got {getattr(args, name)}, wanted {least} or more")
+    for name in ("packages", "disk"):
+        if (folder := getattr(args, name)) and not args.report and not Path(folder).is_dir():
+            parser.error(f"--{name}: got {folder}, wanted a folder that exists")
+    args.optimizers = [*dict.fromkeys(args.optimizers.split(","))] if args.optimizers else [*ALL]
     if unknown := [name for name in args.optimizers if name not in ALL]:
         parser.error(f"--optimizers: got {', '.join(unknown)}, wanted some of {', '.join(ALL)}")
     if args.list:
@@ -157,12 +164,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name:24s} {ALL[name].label}{f' ({reason})' if (reason := cannot(name, job)) else ''}")
         return 0
     try:
-        if not Path(job.model).is_dir() and (size := decoder_of(job.model)).vocabulary < BYTES:
-            raise ValueError(f"--model: got a vocabulary of {size.vocabulary}, wanted {BYTES} or more, for bytes of text")
+        check_model(job)
         if job.device != "cpu" and not args.report and not getattr(torch, job.device).is_available():
             raise ValueError(f"--device: got {job.device}, but torch sees none here")
         return measure(args, job)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         print(f"bench-e2e: {error}", file=sys.stderr)
         return 2
 

@@ -37,6 +37,8 @@ SHAPES = {
 FIRST = Decoder(1, 64, 128, 2, 2, 256)
 SHARES = 4  # synchronized steps on a device, for the optimizer's share
 TEXT = 1 << 20  # bytes that a tokenizer reads
+WEIGHTS = ("*.safetensors", "*.bin")  # of a folder; without them its model is random
+TOKENIZER = "tokenizer_config.json"
 BYTES = 256  # tokens of a text without a tokenizer
 
 
@@ -55,6 +57,26 @@ def decoder_of(model: str) -> Decoder:
     return found.decoder
 
 
+def check_model(job: Job) -> None:
+    """Raises ValueError if the model cannot take the text, OSError if the folder is incomplete, ImportError without transformers."""
+    folder, needed, of = Path(job.model), BYTES, "bytes of text"
+    if not folder.is_dir():
+        vocabulary = decoder_of(job.model).vocabulary
+    elif not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"--model: got {folder} without config.json, wanted a folder that save_pretrained wrote")
+    else:
+        from transformers import AutoConfig, AutoTokenizer
+
+        config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+        vocabulary, places = config.vocab_size, getattr(config, "max_position_embeddings", job.seq)
+        if job.seq > places:
+            raise ValueError(f"--seq: got {job.seq}, wanted {places} or less, the positions of {folder}")
+        if (folder / TOKENIZER).is_file():
+            needed, of = len(AutoTokenizer.from_pretrained(folder, local_files_only=True)), "its tokenizer"
+    if vocabulary < needed:
+        raise ValueError(f"--model: got a vocabulary of {vocabulary}, wanted {needed} or more, for {of}")
+
+
 def build_model(job: Job, where: str) -> torch.nn.Module:
     """The model from seed 0, or as the folder has it. Buffers keep their type: positions need fp32."""
     torch.manual_seed(0)
@@ -62,7 +84,7 @@ def build_model(job: Job, where: str) -> torch.nn.Module:
         if (folder := Path(job.model)).is_dir():
             from transformers import AutoConfig, AutoModelForCausalLM
 
-            if any(folder.glob("*.safetensors")):
+            if any(file for end in WEIGHTS for file in folder.glob(end)):
                 model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
             else:
                 model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
@@ -79,7 +101,7 @@ def build_model(job: Job, where: str) -> torch.nn.Module:
 def tokens_of(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens to train on and to validate with: of the folder's tokenizer if it has one, otherwise bytes."""
     text = corpus.load()
-    if not Path(job.model, "tokenizer_config.json").is_file():
+    if not Path(job.model, TOKENIZER).is_file():
         return text.train, text.validation
     from transformers import AutoTokenizer
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers", reason="models are made by it")
 sys.path.append(str(Path(__file__).resolve().parents[3] / "bench"))
 
 from common.contenders import PEERS  # noqa: E402
-from common.llama import Decoder, build  # noqa: E402
+from common.llama import Decoder, Llama, build, loss_of  # noqa: E402
 from e2e import run  # noqa: E402
 from e2e.contenders import ALL, Job, cannot  # noqa: E402
 from e2e.training import decoder_of  # noqa: E402
@@ -72,12 +75,71 @@ def test_what_fails_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--model", "32x1x88x3x256"], "a multiple of twice the heads"),
         (["--model", "32x1x88x2x64"], "got a vocabulary of 64, wanted 256 or more"),
         (["--model", "none-such"], "none-such"),
+        (["--model", str(tmp_path)], "without config.json, wanted a folder that save_pretrained wrote"),
     ):
         assert run.main([*TINY, *options, "--out", str(tmp_path)]) == 2
         assert words in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        run.main(["--optimizers", "sgd"])
-    assert "--optimizers: got sgd, wanted some of lowtide," in capsys.readouterr().err
+    for options, words in (
+        (["--optimizers", "sgd"], "--optimizers: got sgd, wanted some of lowtide,"),
+        (["--clip", "nan"], "--clip: got nan, wanted 0 or more"),
+        (["--packages", str(tmp_path / "none")], f"--packages: got {tmp_path / 'none'}, wanted a folder that exists"),
+    ):
+        with pytest.raises(SystemExit):
+            run.main(options)
+        assert words in capsys.readouterr().err
+
+
+def test_a_folder_is_trained_from_its_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights of zeros give equal probabilities, a loss of log(vocabulary), which random ones do not; a rate of 0 keeps them.
+    Checkpointing changes no bit, clipping does. Other weights in the folder are another job."""
+    model = build(Decoder(1, 32, 88, 2, 2, 256), 16)
+    for param in model.parameters():
+        param.data.zero_()
+    folder, out = tmp_path / "model", tmp_path / "out"
+    model.save_pretrained(folder)  # type: ignore[operator]
+
+    def row(*options: str) -> dict[str, Any]:
+        assert run.main([*TINY, "--model", str(folder), "--optimizers", "lowtide", "--out", str(out), *options]) == 0
+        found: dict[str, Any] = json.loads((out / "e2e.json").read_text())["rows"][0]
+        return found
+
+    assert abs(row("--lr", "0")["loss"] - math.log(256)) < 1e-5, "not the folder's weights"
+    build(Decoder(1, 32, 88, 2, 2, 256), 16).save_pretrained(folder)  # type: ignore[operator]
+    assert abs(row("--lr", "0")["loss"] - math.log(256)) > 1e-4, "a turn of the weights that lay there before"
+    plain, again, clipped = row(), row("--checkpointing"), row("--clip", "1e-3")
+    assert plain["bits"] == again["bits"] != clipped["bits"]
+    capsys.readouterr()
+    assert run.main([*TINY, "--model", str(folder), "--seq", "32", "--out", str(out)]) == 2
+    assert f"--seq: got 32, wanted 16 or less, the positions of {folder}" in capsys.readouterr().err
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"vocab_size": 256', '"vocab_size": 255'))
+    assert run.main([*TINY, "--model", str(folder), "--out", str(out)]) == 2
+    assert "got a vocabulary of 255, wanted 256 or more, for bytes of text" in capsys.readouterr().err
+
+
+def test_the_plain_model_computes_activations_again() -> None:
+    """The model without transformers keeps fewer bytes for backward, and has the same gradients."""
+    torch.manual_seed(0)
+    model, tokens = Llama(Decoder(2, 32, 88, 2, 2, 64)).train(), torch.arange(32).view(2, 16)
+
+    def gradients() -> tuple[int, list[torch.Tensor]]:
+        kept = 0
+
+        def keep(value: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            kept += value.nbytes
+            return value
+
+        model.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+            loss = loss_of(model, tokens)
+        loss.backward()
+        return kept, [param.grad for param in model.parameters() if param.grad is not None]
+
+    before, wanted = gradients()
+    model.gradient_checkpointing_enable()
+    after, got = gradients()
+    assert after < before / 2 and all(map(torch.equal, got, wanted))
 
 
 def test_shapes_are_those_of_transformers() -> None:
