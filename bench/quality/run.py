@@ -56,7 +56,7 @@ PACKAGES = ["torch", "numpy", "bitsandbytes", "lowtide"]
 GPU_PACKAGES = [*PACKAGES, "flashoptim", "torchao", "triton"]
 
 
-def run_name(variant: str, seed: int, beta2: float) -> str:
+def run_name(variant: str, seed: int | str, beta2: float) -> str:
     return f"train-{variant}-{seed}-{beta2}"
 
 
@@ -98,7 +98,8 @@ def collect(
     for variant in VARIANTS:
         before = len(runs)
         for beta2 in BETA2:
-            runs += [found for seed in range(variant.seeds) if (found := trained.get(run_name(variant.id, seed, beta2)))]
+            there = trained.folder.glob(f"{run_name(variant.id, '*', beta2)}.json")
+            runs += sorted((json.loads(path.read_text()) for path in there), key=lambda run: int(run["seed"]))
             if device == "cpu":
                 found_units += [found] if (found := units.get(fidelity_name(variant, beta2))) else []
         if len(runs) == before:
@@ -136,10 +137,6 @@ def adopt(file: Path, settings: Settings, text: corpus.Corpus, trained: Store, d
         trained.adopt(name, run)
 
 
-def fewer(variants: list[Variant], seeds: int | None) -> list[Variant]:
-    return variants if seeds is None else [dataclasses.replace(one, seeds=min(one.seeds, seeds)) for one in variants]
-
-
 def train_all(args: argparse.Namespace) -> int:
     settings, sizes = (QUICK, fidelity.QUICK) if args.quick else (SCALES[args.scale], fidelity.Sizes())
     asked = {name: value for name in ("beta1", "lr") if (value := getattr(args, name)) is not None}
@@ -155,7 +152,7 @@ def train_all(args: argparse.Namespace) -> int:
     constants = {"beside": fidelity.BESIDE, "changes": fidelity.CHANGES, "live": fidelity.LIVE, "lr": fidelity.LR}
     units = Store(args.out, {"sizes": dataclasses.asdict(sizes), **constants}, origin)
     if not args.report:
-        run_all(fewer(args.variants, args.seeds), args.beta2 or BETA2, settings, sizes, text, trained, units, device)
+        run_all(args.variants, args.beta2 or BETA2, settings, sizes, text, trained, units, device)
     report.write(collect(settings, sizes, text, trained, units, device), args.out)
     return 0
 
@@ -165,7 +162,7 @@ def main() -> int:
     parser.add_argument("--variants", help="names, separated by commas (default: all)")
     parser.add_argument("--report", action="store_true", help="run nothing, report what is there")
     parser.add_argument("--scale", choices=SCALES, default="1M", help="parameters; results of each scale are kept apart")
-    parser.add_argument("--seeds", type=int, help="of each variant, at most (default: as many as it has)")
+    parser.add_argument("--seeds", type=int, help="of each variant (default: as many as it has; 0: compare only state with its average)")
     parser.add_argument("--beta2", type=float, choices=BETA2, nargs="+", help="of the runs to make (default: both)")
     parser.add_argument("--beta1", type=float, help="of all trainings (default: 0.9); results of another one are kept apart")
     parser.add_argument("--lr", type=float, help="of all trainings (default: the scale's); results of another one are kept apart")
@@ -183,9 +180,10 @@ def main() -> int:
     names = args.variants.split(",") if args.variants else known
     if unknown := [name for name in names if name not in known]:
         parser.error(f"--variants: got {', '.join(unknown)}, wanted some of {', '.join(known)}")
-    args.variants = [variant for variant in VARIANTS if variant.id in names]
     if args.seeds is not None and args.seeds < 0:
         parser.error(f"--seeds: got {args.seeds}, wanted 0 or more")
+    changes = {} if args.seeds is None else {"seeds": args.seeds}
+    args.variants = [dataclasses.replace(variant, **changes) for variant in VARIANTS if variant.id in names]
     torch.set_num_threads(1)
     try:
         return train_all(args)

@@ -107,6 +107,10 @@ def test_the_study_runs_and_goes_on_from_its_report(
     status, said = study(capsys, monkeypatch, *quick, *known, "--out", str(two))
     assert status == 0 and name not in said, said
     assert json.loads((two / "quality.json").read_text())["runs"] == report["runs"]
+    more = ("--quick", "--seeds", "7", "--beta2", "0.95", "--variants", "bf16_nearest")  # which has 5
+    status, said = study(capsys, monkeypatch, *more, "--out", str(two))
+    assert status == 0, said
+    assert [run["seed"] for run in json.loads((two / "quality.json").read_text())["runs"]] == [*range(7)]
     for options, words in (
         (known, "steps 30 in place of 600"),
         (("--report", "--seeds", "1", "--variants", "fp32"), "--variants, --seeds with --report"),
