@@ -56,7 +56,7 @@ struct NormDriver {
                         const float* const (&scales)[kStored], int n, BlockNorms* out) {
     alignas(64) float values[2][kBlock];
     vf largest[2] = {vf(0.f), vf(0.f)};
-    LaneMagnitudes seen[2];
+    vu most[2] = {vu(0u), vu(0u)}, least[2] = {vu(0xffffffffu), vu(0xffffffffu)};
     for (int at = 0; at < n; at += kTile) {
       vf s[kStored][kTileVectors];
       each<K>([&](auto k) {
@@ -72,7 +72,7 @@ struct NormDriver {
         R::template terms<vf>(load(p + e), load(g + e) * grad_scale, state, args, x);
         for (int t = 0; t < 2; ++t) {
           if constexpr (kHasSums<R>)
-            seen[t].take(x[t]);
+            see(x[t], most[t], least[t]);
           else
             largest[t] = max_abs(largest[t], x[t]);
           store(x[t], values[t] + e);
@@ -80,8 +80,8 @@ struct NormDriver {
       }
     }
     if constexpr (kHasSums<R>) {
-      first.add_block(values[0], n, seen[0], sums->below, sums->above);
-      second.add_block(values[1], n, seen[1], sums->second, sums->second);
+      first.add_block(values[0], n, most[0], least[0], sums->below, sums->above);
+      second.add_block(values[1], n, most[1], least[1], sums->second, sums->second);
     } else {
       for (int t = 0; t < 2; ++t) sum_squares(values[t], largest[t], &out->sum[t], &out->unit[t]);
     }

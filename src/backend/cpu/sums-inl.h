@@ -28,16 +28,12 @@ inline constexpr int kTermBits = 51 - __builtin_ctz(kBlock / kLanes), kSumWindow
 // Binades kept free above the largest term so far, so that a slightly larger one moves nothing.
 inline constexpr int kSpareBinades = 2;
 
-// Magnitudes as float bits: the largest, and the smallest of those that are not 0, minus 1.
-struct LaneMagnitudes {
-  vu most, least;
-  HWY_INLINE LaneMagnitudes() : most(0u), least(0xffffffffu) {}
-  HWY_INLINE void take(vf x) {
-    const vu magnitude = bits(abs(x));
-    most = max(most, magnitude);
-    least = min(least, magnitude - vu(1u));  // 0 wraps to the largest number
-  }
-};
+// Of magnitudes as float bits, keeps the largest and, minus 1, the smallest that is not 0.
+HWY_INLINE void see(vf x, vu& most, vu& least) {
+  const vu magnitude = bits(abs(x));
+  most = max(most, magnitude);
+  least = min(least, magnitude - vu(1u));  // 0 wraps to the largest number
+}
 
 // The sum of one term over a run.
 static_assert(uint64_t{kMostSummed} << 51 <= uint64_t{1} << 63);  // bits of a signed count
@@ -45,15 +41,15 @@ class RunSum {
  public:
   HWY_INLINE RunSum() : sum_(no_bits()) { begin(0); }
 
-  // Adds a block's n values, whole vectors, and may overwrite them. Sums that are negative, with all before them, go to
-  // `below`; others go to `above`.
-  HWY_INLINE void add_block(float* values, int n, LaneMagnitudes seen, ExactSum& below, ExactSum& above) {
-    while (HWY_UNLIKELY(!holds(seen))) {
-      const u32 largest = reduce_max(seen.most);
+  // Adds a block's n values, whole vectors, which see() has seen, and may overwrite them. Sums that are negative, with
+  // all before them, go to `below`; others go to `above`.
+  HWY_INLINE void add_block(float* values, int n, vu most, vu least, ExactSum& below, ExactSum& above) {
+    while (HWY_UNLIKELY(!holds(most, least))) {
+      const u32 largest = reduce_max(most);
       if (largest >= kInfinity) return above.add(__builtin_inff(), 0);  // makes the sum NaN
       finish(below, above);
       begin(top_of(largest) + kSpareBinades);
-      if (!holds(seen)) seen = add_large(values, n);
+      if (!holds(most, least)) add_large(values, n, most, least);
     }
     vd low = all_lanes(0), high = all_lanes(0);
     for (int i = 0; i < n; i += kLanes) {
@@ -71,9 +67,7 @@ class RunSum {
   }
 
  private:
-  HWY_INLINE bool holds(const LaneMagnitudes& seen) const {
-    return !any_above(seen.most, most_) && !any_below(seen.least, least_);
-  }
+  HWY_INLINE bool holds(vu most, vu least) const { return !any_above(most, most_) && !any_below(least, least_); }
 
   HWY_INLINE void begin(int top) {
     top_ = top, most_ = power_bits(top) - 1, least_ = power_bits(top - kSumWindow) - 1;
@@ -90,16 +84,15 @@ class RunSum {
   }
 
   // Adds the values that are large enough, and leaves the others, with 0 in place of those.
-  HWY_NOINLINE LaneMagnitudes add_large(float* values, int n) {
+  HWY_NOINLINE void add_large(float* values, int n, vu& most, vu& least) {
     const vf smallest = as_float(vu(least_ + 1));
-    LaneMagnitudes left;
+    most = vu(0u), least = vu(0xffffffffu);
     for (int i = 0; i < n; i += kLanes) {
       const vf x = load(values + i), rest = select(abs(x) < smallest, x, vf(0.f)), large = x - rest;  // x or 0
       take(lower_half(large), upper_half(large));
       store(rest, values + i);
-      left.take(rest);
+      see(rest, most, least);
     }
-    return left;
   }
 
   // 1.5 * 2^52 quanta, as the bits of a double.
