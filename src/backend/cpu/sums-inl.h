@@ -28,7 +28,7 @@ inline constexpr int kTermBits = 51 - __builtin_ctz(kBlock / kLanes), kSumWindow
 // Binades kept free above the largest term so far, so that a slightly larger one moves nothing.
 inline constexpr int kSpareBinades = 2;
 
-// Of magnitudes as float bits, keeps the largest and, minus 1, the smallest that is not 0.
+// Keeps the largest magnitude, as float bits, and, minus 1, the smallest that is not 0.
 HWY_INLINE void see(vf x, vu& most, vu& least) {
   const vu magnitude = bits(abs(x));
   most = max(most, magnitude);
