@@ -347,7 +347,7 @@ def partition(first: int, last: int, *params: torch.Tensor) -> torch.Tensor:
     return made
 
 
-@pytest.mark.parametrize("cls", [lowtide.LAMB, lowtide.LARS, lowtide.Muon])
+@pytest.mark.parametrize("cls", [lowtide.LAMB, lowtide.LARS, lowtide.Muon, lowtide.Prodigy])
 def test_rules_of_whole_parameters_are_refused(cls: type[lowtide.Optimizer], seed: int) -> None:
     params = [parameter(8, 8), parameter(8, 8)]
     opt = cls(params)
