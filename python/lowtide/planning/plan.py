@@ -35,6 +35,7 @@ _STREAMS = "Weights stream: lowtide.stream(model, memory, ...), which makes the 
 _TO_DEVICE = ", by torch's CPUOffloadPolicy (calculated, not yet measured)"
 _MEANT = {"vram": "gpu", "device": "gpu", "host": "ram", "dtype": "weights"}  # `plan`'s names for what others call so
 _WORDS = {1: "one", 2: "two", 3: "three"}
+_NEEDS_ALL = ("prodigy",)  # rules whose steps need the gradients of all parameters at once
 _LINES = ("weights", "gradients", "masters", "state", "activations", "process", "never at once")
 
 
@@ -94,6 +95,8 @@ def plan(
     if not isinstance(rule, str):
         raise TypeError(f"rule: got {rule!r} ({type(rule).__name__}), wanted one of {', '.join(rules)}")
     check_name("rule", rule, rules)
+    if waiting and rule in _NEEDS_ALL:
+        raise ValueError(f"step_in_backward: got {step_in_backward!r}, wanted False: a step of {rule} needs all gradients at once")
     state = state_of("state", state, _core.codec_names())
     what, weights, frozen = _model(model, weights)
     if stream and what.decoder is None:
@@ -179,7 +182,7 @@ class _Training:
         single: list[tuple[int, dict[str, Any]]] = []
         if not self.checkpointing and self.model.decoder:
             single.append((1, {"checkpointing": True}))
-        if not self.accumulate and not self.step_in_backward:
+        if not self.accumulate and not self.step_in_backward and self.rule not in _NEEDS_ALL:
             single.append((1, {"step_in_backward": GRADIENT_BUCKET}))
         if self.weights == "fp32":
             single.append((2, {"weights": "bf16", "master": "auto"}))
@@ -377,8 +380,10 @@ class _Training:
         dtype, options = TYPES[self.weights][0], {name: default for name, default, _ in _core.group_options()}
         options |= {"state": self.state, "master": master, "min_quantized_numel": self.min_quantized_numel}
         if self.rule == "muon":
-            from lowtide.planning.forecasts import sizes_for  # imports torch
+            from lowtide.planning.forecasts import family_of, sizes_for  # imports torch
 
+            for name in self.hyper.keys() - family_of(self.rule)[1].keys():
+                _refuse(name, self.hyper[name], self.rule)
             return sizes_for(self.rule, self.model.shapes, dtype, options, self.hyper)
         params = [([*shape], None, dtype) for shape in self.model.shapes]
         return self.rule, [(params, options, _hyper(self.rule, self.hyper), None, 0.0, -1, "")], 0
@@ -405,10 +410,16 @@ def _hyper(rule: str, given: Mapping[str, Any]) -> dict[str, float]:
             if not isinstance(value, (int, float)):
                 raise TypeError(f"{name}: got {value!r} ({type(value).__name__}), wanted a number")
             found[name] = value
-        elif value is not False:
-            instead = hint(name, [*inspect.signature(plan).parameters], meant=_MEANT.get(name))
-            raise ValueError(f"{name}: got {value!r}, wanted none: {rule} has no such option{instead}")
+        else:
+            _refuse(name, value, rule)
     return found
+
+
+def _refuse(name: str, value: Any, rule: str) -> None:
+    """Raises ValueError for an option that the rule lacks, unless it is off."""
+    if value is not False:
+        instead = hint(name, [*inspect.signature(plan).parameters], meant=_MEANT.get(name))
+        raise ValueError(f"{name}: got {value!r}, wanted none: {rule} has no such option{instead}")
 
 
 def _count(name: str, value: Any, least: int = 1) -> int:

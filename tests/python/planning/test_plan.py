@@ -176,6 +176,7 @@ def test_bytes_of_host_memory_when_weights_stream(figure):
         ("Llama-3.1-8B", {"gpu": "12GB", "ram": "64GB"}, {"checkpointing": True, "stream": True}),
         ("Qwen2.5-32B", {"gpu": "24GB", "ram": "180GB"}, {"checkpointing": True, "step_in_backward": True, "stream": True}),
         ("7e9", {"gpu": "24GB", "ram": "64GB"}, {"step_in_backward": True}),
+        ("Llama-3.1-8B", {"gpu": "28GB", "ram": "200GB", "rule": "prodigy"}, {"stream": True}),
     ],
 )
 def test_the_smallest_change_that_fits(model, given, change):
@@ -246,6 +247,8 @@ def test_lines_add_up():
         ({"state": "dynamic4", "betas": (0.95, 0.999)}, ValueError, "a beta of 0.95 for its exp_avg"),
         ({"betas": (0.9,)}, ValueError, "betas: got (0.9,), wanted two numbers: beta1, beta2"),
         ({"momentum": 0.9}, ValueError, "adamw has no such option"),
+        ({"rule": "muon", "row_betta2": 0.95}, ValueError, "row_betta2: got 0.95, wanted none: muon has no such option"),
+        ({"rule": "prodigy", "step_in_backward": True}, ValueError, "step_in_backward: got True, wanted False: a step of prodigy"),
         ({"model": "no-such-model"}, ValueError, "got 'no-such-model', wanted a folder"),
         ({"model": 0}, ValueError, "got 0 parameters"),
         ({"model": float("inf")}, ValueError, "model: got inf, wanted a whole number"),
