@@ -54,7 +54,7 @@ class MuonFamily(Family):
         steps, eps = options["ns_steps"], number("eps", options["eps"])
         expect(isinstance(steps, int) and 0 <= steps < 100, "ns_steps", steps, "an integer from 0 to 99")
         coefficients = options["ns_coefficients"]
-        wanted = f"3 numbers, 3 for each iteration, or {POLAR_EXPRESS!r}"
+        wanted = f"3 finite numbers, 3 for each iteration, or {POLAR_EXPRESS!r}"
         expect(schedule(coefficients, steps) is not None, "ns_coefficients", coefficients, wanted)
         expect(0 < eps < math.inf, "eps", eps, "a number above 0")
         expect(options["adjust_lr_fn"] in ADJUSTMENTS, "adjust_lr_fn", options["adjust_lr_fn"], f"one of {ADJUSTMENTS}")

@@ -35,9 +35,13 @@ def schedule(given: Any, steps: int) -> list[Coefficients] | None:
         each: Sequence[Any] = _POLAR_EXPRESS if given == POLAR_EXPRESS else ()
     else:
         each = given if isinstance(given, (tuple, list)) else ()
-        each = [each] if len(each) == 3 and all(isinstance(c, Real) for c in each) else each
-    good = all(isinstance(one, (tuple, list)) and len(one) == 3 and all(isinstance(c, Real) for c in one) for one in each)
+        each = [each] if len(each) == 3 and not any(isinstance(c, (tuple, list)) for c in each) else each
+    good = all(isinstance(one, (tuple, list)) and len(one) == 3 and all(map(_is_finite, one)) for one in each)
     return [tuple(each[min(k, len(each) - 1)]) for k in range(steps)] if each and good else None
+
+
+def _is_finite(number: Any) -> bool:
+    return isinstance(number, Real) and math.isfinite(number)
 
 
 def orthogonal(matrix: Tensor, coefficients: Sequence[Coefficients], eps: float) -> Tensor:

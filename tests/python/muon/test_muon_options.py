@@ -63,7 +63,7 @@ def test_coefficients_of_each_iteration_in_a_group(seed: int) -> None:
     opt.step()
     with refused(opt, "torch_state_dict: group 0: ns_coefficients", "3 numbers"):
         opt.torch_state_dict()
-    for wrong in ("polar", (), ((1.0, 2.0), (1.0, 2.0)), (1.0, 2.0, "3")):
+    for wrong in ("polar", (), ((1.0, 2.0), (1.0, 2.0)), (1.0, 2.0, "3"), (3.4, float("nan"), 2.0)):
         opt.param_groups[0]["ns_coefficients"] = wrong
         with refused(opt, "ns_coefficients", "3 for each iteration"):
             opt.step()
