@@ -55,8 +55,9 @@ Carried carried_of(const Optimizer& of, int64_t param) {
   const OptimizerEnv::Inside inside(impl);
   impl.resolve();
   const Parameter& at = impl.table.at(param);
-  if (at.carried.known()) return at.carried;
-  if (rule_info(at.rule).sums)  // an added or a reset parameter steps with the others' estimate
+  const bool shares = rule_info(at.rule).sums;
+  if (at.carried.known() && (!shares || has_begun(at.carried))) return at.carried;
+  if (shares)  // an added or a reset parameter steps with the others' estimate
     if (const Carried shared = impl.table.shared_estimate(); shared.known()) return shared;
   Carried out = carried_as_now(at.rule, impl.table.group_of(at).hyper, at.steps);
   if (const int k = rule_info(at.rule).switches; k >= 0) out.of[k] = at.carried.of[k];

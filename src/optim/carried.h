@@ -28,6 +28,9 @@ Carried next_carried(int rule, const Hyper& hyper, int64_t t, const Carried& bef
 // The carried numbers of a rule after that many steps with these hyper-parameters.
 Carried carried_as_now(int rule, const Hyper& hyper, int64_t steps);
 
+// False before a step that moved anything: then hyper-parameters, which may still change, give Prodigy's estimate.
+inline bool has_begun(const Carried& estimate) { return estimate.of[3] > 0; }  // "k"
+
 // An estimate as the text in a checkpoint, empty if it is unknown; and from such a text, for a rule with sums. Throws
 // kInvalidArgument for another text.
 std::string estimate_text(const Carried& estimate);

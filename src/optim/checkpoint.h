@@ -36,7 +36,7 @@ struct CheckpointParam {
 
 struct Checkpoint {
   std::string rule;      // "adamw"
-  std::string estimate;  // of a rule with sums, after its first step: its carried numbers; else empty
+  std::string estimate;  // of a rule with sums that has begun: its carried numbers; else empty
   std::string metadata;  // the caller's own text (Python: JSON of the param groups); may be empty
   std::vector<CheckpointParam> params;
 };

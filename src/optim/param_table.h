@@ -80,8 +80,8 @@ struct ParamTable {
   // True if a step on a device waits for numbers that its arguments need.
   bool waits_for_device() { return has_sums || waits_for_norms(); }
 
-  // The numbers that all parameters of rules with sums carry (RuleInfo::sums), unknown before the first step; and
-  // setting them. Throws kInvalidArgument if parameters carry different ones.
+  // The numbers that all parameters of rules with sums carry (RuleInfo::sums), unknown before a step that moves
+  // anything; and setting them. Throws kInvalidArgument if parameters carry different ones.
   Carried shared_estimate() const;
   void share_estimate(const Carried& now);
 

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "optim/carried.h"
 #include "optim/gradient_norm.h"
 #include "optim/hyper.h"
 #include "optim/optimizer_impl.h"
@@ -42,7 +43,7 @@ Carried ParamTable::shared_estimate() const {
                  "all parameters from one run",
                  names[k], param.carried.of[k], i, names[k], found->of[k]);
   }
-  return found ? *found : Carried{};
+  return found && has_begun(*found) ? *found : Carried{};
 }
 
 void ParamTable::share_estimate(const Carried& now) {

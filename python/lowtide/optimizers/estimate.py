@@ -3,7 +3,8 @@ of their parts does not matter."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,23 +27,22 @@ class TermSums(NamedTuple):
         return TermSums([a + b for a, b in zip(self.limbs, limbs, strict=True)], self.finite and bool(finite))  # type: ignore[call-overload]
 
 
-def _share(engine: Engine) -> None:
+def _share(engine: Engine, options: Mapping[str, Any]) -> None:
     """Gives the estimate to cores that were made since the last step."""
-    if not any(engine.core_of(i).step_count(i) for i in range(len(engine.params))):
-        return  # options may still change d0
-    shared = estimate_of(engine)
+    shared = estimate_of(engine, options)
     for i in {param.place: i for i, param in enumerate(engine.params)}.values():  # one of each core shares it with the others
         engine.core_of(i).set_carried(i, shared)
 
 
-def sums_of_all(engine: Engine, scale: float) -> TermSums | None:
-    """The sums for a step of gradients times `scale`; None: the core's own step finds them. With DTensors every rank calls it."""
+def sums_of_all(engine: Engine, options: Mapping[str, Any], scale: float) -> TermSums | None:
+    """The sums for a step of gradients times `scale`; None: the core's own step finds them. With DTensors every rank calls it. options:
+    of any group."""
     if (flattened := first_flattened(engine.tensors)) is not None:
         wanted = "FSDP2 (fully_shard), or whole parameters: their sums over ranks are unknown here"
         raise ValueError(f"step: got parameter {flattened} of FSDP1 for {engine.family.name}, wanted {wanted}")
     if not engine.meshes and len(engine.cores) == 1:
         return None
-    _share(engine)
+    _share(engine, options)
     total: TermSums | None = None
     failure: BaseException | None = None
     device = local_of(engine.tensors[0]).device if engine.tensors else torch.device("cpu")

@@ -20,7 +20,7 @@ from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.registry import steps
 from lowtide.options.hyper import group_key
 from lowtide.options.options import Options
-from lowtide.state.carried import as_now, estimate_of
+from lowtide.state.carried import estimate_of
 from lowtide.state.foreign.prodigyopt import FIXED, check_fixed
 from lowtide.state.format import ESTIMATE
 
@@ -34,9 +34,8 @@ class ProdigyFamily(Family):
 
     def hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:
         hyper = super().hyper_of(rule, options)
-        expect(
-            options["beta3"] is None or hyper["d_beta"] > 0, "beta3", options["beta3"], "above 0, or None for the root of β2"
-        )
+        fits = options["beta3"] is None or 0 < hyper["d_beta"] < 1  # the core knows it by another name, and 0 as the root
+        expect(fits, "beta3", options["beta3"], "above 0 and below 1, or None for the root of β2")
         return hyper
 
     def overridable(self) -> list[str]:
@@ -134,7 +133,7 @@ class Prodigy(Optimizer):
         engine = self.engine
         queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
         try:
-            return engine.core.step(scale, known_finite, queue, free, sums=sums_of_all(engine, scale))
+            return engine.core.step(scale, known_finite, queue, free, sums=sums_of_all(engine, self.param_groups[0], scale))
         finally:  # also after a disk error in a step that was taken
             self._show_estimate()
 
@@ -144,9 +143,7 @@ class Prodigy(Optimizer):
     def _show_estimate(self) -> None:
         """Shows the numbers of the core in the groups."""
         if self.engine.params:
-            numbers = estimate_of(self.engine)
-            if not numbers["k"]:  # d is still d0, which options may have changed
-                numbers = as_now(self.engine.family, self.param_groups[0], 0)
+            numbers = estimate_of(self.engine, self.param_groups[0])
             shown = {**{name: numbers[name] for name in ESTIMATE}, "k": int(numbers["k"])}
             for group in self.param_groups:
                 group.update(shown)

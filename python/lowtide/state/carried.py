@@ -34,17 +34,19 @@ def as_now(family: Family, options: Mapping[str, Any], step: int) -> Numbers:
     return of_hyper(rule, tuple(family.hyper_of(rule, options).items()), step)
 
 
-def estimate_of(engine: Engine) -> Numbers:
-    """The carried numbers that all parameters share (`Family.SUMS`), also those that have not been stepped yet."""
+def estimate_of(engine: Engine, options: Mapping[str, Any]) -> Numbers:
+    """The carried numbers that all parameters share (`Family.SUMS`), also those that have not been stepped yet. options: of any
+    group, whose d0 counts until a step has moved something."""
     number = next((i for i in range(len(engine.params)) if engine.core_of(i).step_count(i)), 0)
-    return engine.core_of(number).carried(number)
+    numbers = engine.core_of(number).carried(number)
+    return numbers if numbers["k"] else as_now(engine.family, options, 0)
 
 
 def own_numbers(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, Numbers]:
     """The carried numbers of parameters, by number, that differ from what current options give, with or without overrides,
     which a reader may not have."""
     found = dict[int, Numbers]()
-    shared = estimate_of(engine) if engine.family.SUMS and engine.params else None
+    shared = estimate_of(engine, groups[0]) if engine.family.SUMS and engine.params else None
     for each in engine.groups:
         options = [each.options_of(groups), groups[each.of]]
         for i in each.params:

@@ -445,6 +445,28 @@ def test_state_that_is_cleared_shows_d0() -> None:
     assert shown(opt)[0] == 3e-6
 
 
+@pytest.mark.parametrize("way", ["alone", "rebuilt", *WAYS])
+def test_d0_may_change_until_a_step_moves_something(way: str, tmp_path: Path, seed: int) -> None:
+    """A warm-up begins with lr=0. Another d0 after that counts like one from the start, also from every kind of save."""
+    params = [parameter(*shape) for shape in SHAPES]
+    twins = copies_of(params)
+    opt, other = lowtide.Prodigy(params, state="fp32", lr=0.0), lowtide.Prodigy(twins, state="fp32", d0=1e-3)
+    valley = Valley(params, seed)
+    run(params, opt, valley, 2)
+    if way == "rebuilt":
+        lowtide.override(params[0], weight_decay=0.0)
+        opt.state_dict()
+    opt.param_groups[0].update(lr=1.0, d0=1e-3)
+    if way in WAYS:
+        params, opt = carried(way, params, opt, tmp_path, state="fp32")
+    assert opt.state_dict()["param_groups"][0]["d"] == 1e-3
+    for _ in range(3):
+        valley.gradients(params, twins)
+        opt.step()
+        other.step()
+        assert shown(opt) == shown(other) and [*map(bits, params)] == [*map(bits, twins)]
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_run_of_the_package_goes_on_here(options: dict[str, Any], seed: int, figure: Callable[[str], None]) -> None:
     params = [parameter(*shape) for shape in SHAPES]
@@ -500,7 +522,7 @@ def test_dicts_that_do_not_fit_are_refused(spoiler: str) -> None:
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_by_name(bad: dict[str, Any]) -> None:
     (name,) = bad
-    words = {"beta3": "d_beta|beta3", "betas": "beta2", "slice_p": "slice_p: got 11, wanted 1: .* 4.06 bytes"}
+    words = {"beta3": "beta3: got .*, wanted above 0 and below 1", "betas": "beta2", "slice_p": "slice_p: got 11, wanted 1: .* 4.06 bytes"}
     with pytest.raises(ValueError, match=words.get(name, name)):
         lowtide.Prodigy([parameter(3)], **bad)
 
