@@ -77,7 +77,7 @@ def _unmeasured(result: dict[str, Any]) -> list[str]:
 def markdown(result: dict[str, Any], kept: bool) -> str:
     machine = result["machine"]
     gpu = machine.get("gpu", {})
-    text = [f"# CUDA: {result['gpu']}, {result['date']}", "", "How to read this: [gpu-check.md](../gpu-check.md).", ""]
+    text = [f"# CUDA: {result['gpu']}, {result['date']}", "", "How to read this: [gpu-check.md](../project/gpu-check.md).", ""]
     if result["rehearsal"]:
         text += ["**A rehearsal on the CPU: its figures mean nothing.**", ""]
     text += [
