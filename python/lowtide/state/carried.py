@@ -42,6 +42,11 @@ def estimate_of(engine: Engine, options: Mapping[str, Any]) -> Numbers:
     return numbers if numbers["k"] else as_now(engine.family, options, 0)
 
 
+def always_carried(engine: Engine, number: int) -> list[str]:
+    """The names of carried numbers that every entry of this parameter has."""
+    return [name for name in engine.core_of(number).carried(number) if name != PRODUCT]
+
+
 def own_numbers(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, Numbers]:
     """The carried numbers of parameters, by number, that differ from what current options give, with or without overrides,
     which a reader may not have."""

@@ -3,7 +3,7 @@ cannot show because they stream or are in the core's device memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping
 from typing import Any, ClassVar
 from weakref import ref
 
@@ -14,6 +14,7 @@ from typing_extensions import Self
 from lowtide.devices import places
 from lowtide.devices.sharding import is_dtensor, local_of
 from lowtide.engine.unread import Unread
+from lowtide.report.log import is_called_by
 from lowtide.state.source import Source
 
 _ADVICE = "wanted .clone() or .to() of it, which copy its values, or load_state_dict(), which replaces them"
@@ -316,10 +317,11 @@ class Shown(Noting):
     (`Engine.move_shown`)."""
 
     def __init__(
-        self, views: Mapping[str, torch.Tensor], param: torch.Tensor, number: int, assigned: set[int], read_only: bool = True
+        self, views: Mapping[str, torch.Tensor], param: torch.Tensor, number: int, assigned: set[int], read_only: bool = True,
+        beside: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         """views: by the core's names. read_only: see `as_shown`. number: the parameter's number, which joins `assigned` once
-        anything is replaced."""
+        anything is replaced. beside: returns further names, which every dict's entry has."""
         super().__init__()
         dict.update(self, as_shown(views, read_only))  # torch.compile cannot resume within super().__init__
         for name, one in self.items():
@@ -327,6 +329,15 @@ class Shown(Noting):
                 one.in_entry(self, name)
         self._param, self._number, self._assigned = id(param), number, assigned
         self._changed: set[str | None] = set()  # names of assigned values; None: something was removed
+        self._beside = beside
+
+    def keys(self) -> KeysView[Any]:  # type: ignore[override]
+        """From a flattened dict (`flatten_optimizer_state_dict`) torch takes only what it finds here."""
+        found = super().keys()
+        return dict.fromkeys([*found, *self._beside()]).keys() if is_called_by("_unflatten_optim_state_dict") else found
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.keys())
 
     def __missing__(self, name: Any) -> Any:
         if f"{name}{CODES}" in self:

@@ -12,6 +12,7 @@ import zipfile
 import lowtide
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from lowtide import _core
 from support import (
     CODECS, DTYPES, FOUR_BITS, LONG_AVERAGES, RULES, bits, copies_of, drop, fresh, make, parameter, put, random_gradients,
@@ -233,6 +234,48 @@ def test_distributed_checkpoints_neither_step_nor_lose_anything(flat, seed):
     assert snapshot(opts[0]) == before
     set_optimizer_state_dict(models[1], opts[1], saved, options=options)
     assert state_bits(opts[0]) == state_bits(opts[1]) and opts[1].param_groups[1]["lr"] == 0.01
+
+
+NUMBERS = {"prodigy": ("d", "d_max", "d_numerator", "k"), "schedulefree": ("weight_sum", "lr_max", "switches")}
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("rule", NUMBERS)
+def test_distributed_checkpoints_have_the_numbers_of_all_steps(rule, flat, stepped, tmp_path, seed):
+    """The numbers that the learning rates of earlier steps decided go through a dict that torch flattens, too, into a new optimizer or
+    one that has stepped. A dict without them is refused."""
+    ends = []
+    for way in ("through", "saved"):
+        torch.manual_seed(seed)
+        net = torch.nn.Linear(40, 24)
+        opt = make(rule, [*net.parameters()], lr=0.1)
+        for step in range(6):
+            if way == "saved" and step == 3:
+                options = StateDictOptions(flatten_optimizer_state_dict=flat)
+                dcp.save({"opt": get_optimizer_state_dict(net, opt, options=options)}, checkpoint_id=tmp_path, no_dist=True)
+                opt = make(rule, [*net.parameters()], lr=0.1)
+                opt.zero_grad()
+                if stepped:
+                    weights = copies_of([*net.parameters()])
+                    take_steps([*net.parameters()], opt)
+                    with torch.no_grad():
+                        for param, weight in zip(net.parameters(), weights, strict=True):
+                            param.copy_(weight)
+                template = {"opt": get_optimizer_state_dict(net, opt, options=options)}
+                dcp.load(template, checkpoint_id=tmp_path, no_dist=True)
+                set_optimizer_state_dict(net, opt, template["opt"], options=options)
+            opt.param_groups[0]["lr"] = 0.1 * (step + 1)
+            for k, param in enumerate(net.parameters()):
+                param.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(9 * step + k))
+            opt.step()
+        ends.append(([*map(bits, net.parameters())], state_bits(opt)))
+    assert ends[0] == ends[1]
+    saved = copy.deepcopy(opt.state_dict())
+    for name in NUMBERS[rule]:
+        del saved["state"][1][name]
+    with refused(opt, "state of parameter 1: got no", *NUMBERS[rule]):
+        opt.load_state_dict(saved)
 
 
 def test_steps_of_frozen_parameters_are_saved(seed):
