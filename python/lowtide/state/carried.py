@@ -80,6 +80,18 @@ def read_number(saved: Any, name: str, where: str) -> float:
     return _checked(float(saved), name, where)
 
 
+def read_carried(names: Numbers, entry: Mapping[str, Any], where: str, whole: bool = True) -> Numbers | None:
+    """The carried numbers in an entry; None: it has none. names: of those that its parameter has. whole: it has to have those that
+    every saved entry has. Raises ValueError if some are missing."""
+    missing = [name for name in names if name not in entry]
+    if len(missing) == len(names):
+        needed = [name for name in names if whole and name != PRODUCT]
+        expect(not needed, where, f"no {', '.join(needed)}", "what state_dict() has: the options of all steps so far decide it")
+        return None
+    expect(not missing, where, f"no {', '.join(missing)} beside {', '.join(sorted(names.keys() - {*missing}))}", "all of them")
+    return {name: read_number(entry[name], name, where) for name in names}
+
+
 def checked(numbers: Any, names: Sequence[str], where: str) -> Numbers:
     """Checks that a file has a dict of these numbers, and returns it."""
     whole = isinstance(numbers, dict) and set(numbers) == set(names)

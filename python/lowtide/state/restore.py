@@ -17,7 +17,7 @@ from lowtide.engine.cores import RESIDUAL, KeptErrors
 from lowtide.engine.engine import Engine
 from lowtide.engine.params import parameter
 from lowtide.state import spread, torch_dict, vectors, views
-from lowtide.state.carried import PRODUCT, as_now, read_number
+from lowtide.state.carried import as_now, read_carried
 from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_values
 from lowtide.state.format import ESTIMATE, check_entry, residual_words, take_codec
 from lowtide.state.groups import Groups, Reader
@@ -157,15 +157,9 @@ def _read_own(
         given = vectors.in_one_form(engine, number, given, codec, where)
     entry = as_core(given)
     expect(len(entry) == len(given), where, f"keys {sorted(map(str, given))}", _ONCE)
-    carried = None
-    names = engine.core_of(number).carried(number).keys()
-    if there := names & entry.keys():
-        expect(there == names, where, f"no {', '.join(sorted(names - there))} beside {', '.join(sorted(there))}", "all of them")
-        carried = {name: read_number(entry[name], name, where) for name in names}
-        entry = {name: value for name, value in entry.items() if name not in names}
-    elif live is None:
-        missing = [name for name in names if name != PRODUCT]
-        expect(not missing, where, f"no {', '.join(missing)}", "what state_dict() has: the options of all steps so far decide it")
+    names = engine.core_of(number).carried(number)
+    carried = read_carried(names, entry, where, live is None) if names else None
+    entry = {name: value for name, value in entry.items() if name not in carried} if carried else entry
     live = views.layout(engine, number) if live is None else live
     if not entry or (MOMENTUM in live and set(entry) == {"step"}):
         return Entry(read_step(entry, where) if entry else 0, {}, False)

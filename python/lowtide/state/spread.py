@@ -5,9 +5,9 @@ all parameters in one FlatParameter must have one type (torch/distributed/fsdp/_
 condition, so state dicts of these parameters spread them:
 
     {"step": int64 (), NAME: float32 decoded values, NAME_scale: float32 the scale of each element's block,
-     "residual": float32 the residual as a number}
+     "residual": float32 the residual as a number, and the numbers of carried.py: float64 ()}
 
-All have the parameter's shape, and the groups have "lowtide_spread": True. A value and its scale determine the code, so a block
+All but the numbers have the parameter's shape, and the groups have "lowtide_spread": True. A value and its scale determine the code, so a block
 with one scale is restored bit for bit. If a block gets values with several scales, because parameters were cut elsewhere, they
 are encoded again, to nearest.
 """
@@ -27,6 +27,7 @@ from lowtide.engine.cores import RESIDUAL
 from lowtide.engine.engine import Engine
 from lowtide.state import views
 from lowtide.state.blockwise import BLOCK
+from lowtide.state.carried import as_tensors, read_carried
 from lowtide.state.entries import NOTHING, Entry
 from lowtide.state.format import SCALE
 from lowtide.state.vectors import encode
@@ -68,7 +69,7 @@ def _spread(
         entry[RESIDUAL] = raw[RESIDUAL].cpu().float() if RESIDUAL in raw else torch.zeros(shape)
     if of:
         entry = {name: of.whole_of("", value) for name, value in entry.items()}
-    return {"step": raw["step"].clone(), **entry}
+    return {"step": raw["step"].clone(), **entry, **as_tensors(engine.core_of(number).carried(number))}
 
 
 def read_entry(engine: Engine, number: int, entry: Mapping[str, Any] | None, where: str) -> Entry:
@@ -83,6 +84,8 @@ def read_entry(engine: Engine, number: int, entry: Mapping[str, Any] | None, whe
     step = read_step(entry, where)
     if set(entry) == {"step"} and MOMENTUM in live:
         return Entry(step, {}, False)
+    carried = read_carried(engine.core_of(number).carried(number), entry, where)
+    entry = {name: value for name, value in entry.items() if name not in (carried or ())}
     known = {"step", RESIDUAL, *names, *(f"{name}{SCALE}" for name in names)}
     expect(set(entry) <= known and set(names) <= set(entry), where, f"keys {sorted(map(str, entry))}", sorted(known))
     floats: dict[str, torch.Tensor] = {}
@@ -114,7 +117,7 @@ def read_entry(engine: Engine, number: int, entry: Mapping[str, Any] | None, whe
     else:
         wanted = "none: build the optimizer with the master of the saved one"
         expect(residual is None or not residual.count_nonzero(), f"{where}, {RESIDUAL}", "a residual", wanted)
-    return Entry(step, tensors, False)
+    return Entry(step, tensors, False, carried)
 
 
 def _run(length: int, scales: int) -> int:

@@ -6,12 +6,11 @@ from __future__ import annotations
 import warnings
 from typing import Any, NamedTuple
 
-import lowtide
 import torch
 import torch.distributed as dist
 from distributed_jobs import load, save
 from distributed_support import same
-from support import bits
+from support import bits, make
 from torch.distributed.fsdp import FullStateDictConfig, ShardedStateDictConfig
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp.api import FullOptimStateDictConfig, ShardedOptimStateDictConfig, StateDictType
@@ -26,6 +25,7 @@ class Case(NamedTuple):
     frozen: bool = False
     tiny: bool = True  # some parameters have fewer rows than ranks: DCP loads no ShardedTensor without part on a rank
     options: dict[str, Any] = {}  # of the optimizer
+    rule: str = "adamw"
 
     def __str__(self) -> str:
         return " ".join(["original" if self.original else "flat", *map(str, self.options.values())])
@@ -54,7 +54,7 @@ def build(case: Case, kind: str = "ours", sharded: bool = True) -> tuple[torch.n
     params = [param for param in net.parameters() if param.requires_grad or case.original]
     if kind == "torch":
         return net, torch.optim.AdamW(params, lr=1e-2)
-    return net, lowtide.AdamW(params, lr=1e-2, **case.options)
+    return net, make(case.rule, params, lr=1e-2, **case.options)
 
 
 def train(case: Case, net: torch.nn.Module, opt: torch.optim.Optimizer, steps: range) -> None:
@@ -100,7 +100,9 @@ def round_trip(case: Case, kind: str) -> tuple[int, int]:
     """Takes six steps in one go, and again with another optimizer that takes the state FSDP1 gathered after three. Returns the
     bytes compared on this rank, and the number of parameters without a part here."""
     net, opt = build(case)
+    opt.param_groups[0]["lr"] = 3e-3  # Schedule-Free remembers smaller rates
     train(case, net, opt, range(3))
+    opt.param_groups[0]["lr"] = 1e-2
     with as_kind(net, kind):
         weights, state = net.state_dict(), FSDP.optim_state_dict(net, opt)
     assert bool(state) == (kind != "rank 0" or dist.get_rank() == 0)

@@ -50,6 +50,7 @@ def test_state_comes_back_bit_for_bit(original: bool, kind: str) -> str:
             Case(original, dtype=torch.bfloat16, options={"state": "dynamic8", "master": "residual8"}),
             Case(original, options={"state": "dynamic4", "min_quantized_numel": 0}),
             Case(original, options={"state": "float8", "rounding": "stochastic"}),
+            Case(original, options={"state": "dynamic8"}, rule="schedulefree"),
         )
     ]
     compared, empty = (sum(of_all(sum(each[i] for each in found))) for i in range(2))
