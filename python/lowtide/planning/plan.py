@@ -380,7 +380,8 @@ class _Training:
         dtype, options = TYPES[self.weights][0], {name: default for name, default, _ in _core.group_options()}
         options |= {"state": self.state, "master": master, "min_quantized_numel": self.min_quantized_numel}
         if self.rule == "muon":
-            from lowtide.planning.forecasts import family_of, sizes_for  # imports torch
+            from lowtide.planning.forecasts import sizes_for  # imports torch
+            from lowtide.planning.rates import family_of
 
             for name in self.hyper.keys() - family_of(self.rule)[1].keys():
                 _refuse(name, self.hyper[name], self.rule)

@@ -1,7 +1,7 @@
 """Numbers that are carried from step to step beside states, in dicts and files: NAdam's "mu_product" (as in torch.optim),
 Schedule-Free's "weight_sum", "lr_max" and "switches" (of its weights since the last step), Prodigy's "d", "d_max",
-"d_numerator" and "k", which all its parameters share. They depend on the options of all steps so far. An entry contains NAdam's
-number only if the current options would give another; the others' numbers are always there."""
+"d_numerator" and "k", which all its parameters share. They depend on the options of all steps so far. A dict's entries have them,
+but those of torch.optim and of earlier versions may lack NAdam's."""
 
 from __future__ import annotations
 
@@ -42,33 +42,18 @@ def estimate_of(engine: Engine, options: Mapping[str, Any]) -> Numbers:
     return numbers if numbers["k"] else as_now(engine.family, options, 0)
 
 
-def always_carried(engine: Engine, number: int) -> list[str]:
-    """The names of carried numbers that every entry of this parameter has."""
-    return [name for name in engine.core_of(number).carried(number) if name != PRODUCT]
-
-
 def own_numbers(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, Numbers]:
-    """The carried numbers of parameters, by number, that differ from what current options give, with or without overrides,
-    which a reader may not have."""
+    """The carried numbers of parameters that have state, by number."""
     found = dict[int, Numbers]()
     shared = estimate_of(engine, groups[0]) if engine.family.SUMS and engine.params else None
     for each in engine.groups:
-        options = [each.options_of(groups), groups[each.of]]
         for i in each.params:
             core = engine.core_of(i)
             if not (numbers := core.carried(i)):
                 break  # a group's rule has some for all parameters or for none
-            if PRODUCT not in numbers:  # torch.distributed.checkpoint reads into the entries of a fresh optimizer
-                found.update({i: shared or numbers} if core.has_state(i) else {})
-                continue
-            given = (as_now(engine.family, own, core.step_count(i)) for own in options)
-            if not all(_same(numbers, each) for each in given if each):  # if all are empty, an override changes the rule
-                found[i] = numbers
+            if core.has_state(i):
+                found[i] = shared or numbers
     return found
-
-
-def _same(some: Numbers, others: Numbers) -> bool:
-    return some == others or max(some.get(PRODUCT, 1), others.get(PRODUCT, 1)) <= _core.NO_MU_PRODUCT
 
 
 def read_number(saved: Any, name: str, where: str) -> float:

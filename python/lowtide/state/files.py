@@ -1,8 +1,8 @@
 """Checkpoint files: what `Optimizer.save` and `load` add to the core, which handles the state.
 
 The core stores one text beside the state: JSON of {"lowtide_groups": [the options of each group, without parameters]}; with
-DTensor parameters also "lowtide_shards": [the position of this rank's part of each, null for a plain parameter]; if the options
-of NAdam or Schedule-Free have changed during the run also "lowtide_carried": {parameter number: {name: number}} (carried.py);
+DTensor parameters also "lowtide_shards": [the position of this rank's part of each, null for a plain parameter]; for NAdam and
+Schedule-Free also "lowtide_carried": {parameter number: {name: number}} (carried.py);
 with row moments also "lowtide_rows": {parameter number: base64 of this rank's, little-endian float32 in row-major order}; one
 that is missing is zeros. {"lowtide_float": "inf"} is a float for which JSON has no number. A file holds one rank's part and is for the
 same rank of an equal mesh.

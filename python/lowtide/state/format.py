@@ -7,9 +7,9 @@ weights_only=True:
      "param_groups": [{the group's options, "lowtide_format": 1, "lowtide_rule": rule, "lowtide_seed": seed,
                        "params": [number, ...]}]}
 
-With max_grad_spike the first group also has "lowtide_norms": the norms of recent steps, oldest first (a tuple of floats). A
-NAdam or Schedule-Free entry also has the numbers of carried.py (float64, ()) if its group's options would give others. A matrix of
-Muon with row_beta2 also has "row_moment": float32 (..., rows, 1).
+With max_grad_spike the first group also has "lowtide_norms": the norms of recent steps, oldest first (a tuple of floats). An
+entry of NAdam, Schedule-Free or Prodigy also has the numbers of carried.py (float64, ()). A matrix of Muon with row_beta2 also
+has "row_moment": float32 (..., rows, 1).
 
 The tensors of a moment identify its codec: float32 or bfloat16 values of the parameter's shape, or uint8 codes with scales,
 under names that torch.optim does not know, so that it cannot mistake codes for values. Codes under the name of the moment

@@ -13,7 +13,6 @@ from lowtide.devices.places import HOST
 from lowtide.devices.sharding import ROW_MOMENT, local_of
 from lowtide.engine.cores import RESIDUAL
 from lowtide.engine.engine import Engine
-from lowtide.state.carried import always_carried
 from lowtide.state.elsewhere import Elsewhere, Shown
 from lowtide.state.source import Source
 
@@ -36,7 +35,7 @@ def shown(engine: Engine, number: int) -> Shown:
     if engine.entry:
         own: Shown = engine.entry(engine, number, entry)
         return own
-    return Shown(entry, engine.tensors[number], number, engine.assigned, engine.shows_sizes, partial(always_carried, engine, number))
+    return Shown(entry, engine.tensors[number], number, engine.assigned, engine.shows_sizes, partial(engine.core_of(number).carried, number))
 
 
 def local_state(engine: Engine, number: int, moments: bool = False) -> dict[str, torch.Tensor]:

@@ -72,16 +72,6 @@ def test_steps_are_torchs(name: str, decoupled: bool, seed: int, figure: Callabl
         torch.testing.assert_close(mine[i]["mu_product"], b.state[q]["mu_product"], rtol=STEPS * 2.0**-24, atol=0.0)
 
 
-def test_dicts_have_the_product_only_where_options_would_give_another(seed: int) -> None:
-    params = [parameter(*shape) for shape in SHAPES]
-    opt = lowtide.NAdam(params)
-    alike(3, (params, opt))
-    assert all("mu_product" not in entry for entry in opt.state_dict()["state"].values())
-    opt.param_groups[0]["momentum_decay"] = 0.5
-    assert [float(entry["mu_product"]) for entry in opt.state_dict()["state"].values()]
-    assert all("mu_product" not in entry for entry in opt.state.values())
-
-
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("steps", [1, 5])

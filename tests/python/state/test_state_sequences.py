@@ -60,7 +60,8 @@ class Sequence:
         self.options["master"] = pick(MASTERS) if self.dtype != torch.float32 else None
         memory: Dict = {}
         if device is None:
-            budgets = (None, lowtide.Memory(host="1GiB"), lowtide.Memory(host="50%"), self.on_disk("16KiB"), self.on_disk("4KiB"))
+            least = "5KiB" if self.rule == "muon" else "4KiB"  # a chunk, and row moments
+            budgets = (None, lowtide.Memory(host="1GiB"), lowtide.Memory(host="50%"), self.on_disk("16KiB"), self.on_disk(least))
             memory = {"memory": pick(budgets)}
             if self.rule != "muon" and self.random.random() < 0.2:
                 memory["step_in_backward"] = True
