@@ -135,7 +135,7 @@ def page() -> str:
         "|---|---|---|",
         "| device | on the device | on the device |",
         "| RAM | on the device | on the device as far as there is room, the rest in RAM |",
-        "| streams ([`lowtide.stream`](offload.md#weights-on-one-gpu)) | in RAM, as are their gradients; each layer is copied to the device when it computes, and the CPU steps it | in RAM |",
+        "| streams ([`lowtide.stream`](offload.md#weights-on-one-gpu)) | in RAM, as are their gradients; each layer is copied to the device for its computation, and stepped by the CPU | in RAM |",
         "| … + 42 | as without \"+ 42\" | 42 GB on the disk, the rest in RAM |",
         "| CPU | in RAM; the device has no room for even one layer, so the CPU computes | in RAM |",
         "| disk 42 | as with \"streams\", but on the disk, because RAM has no room for them | on the disk; together with weights, it takes 42 GB there |",
