@@ -58,8 +58,9 @@ def source() -> list[str]:
     job, machine = record["job"], record["machine"]
     options = re.sub(r"python \S+|--(optimizers|disk) \S+", "", record["rows"][0]["command"]).split()
     what = f"{job['model']} in {job['dtype']} and {job['batch']} × {job['seq']} tokens per step"
-    cpu = f"{job['threads'] or machine['cores']} cores of an {machine['cpu']} ({machine['torch_instruction_set']})"
-    where = f"[Measured](benchmarks/{last('steps-*.md')}) on {record['date']} with {what},"
+    instructions = machine["torch_instruction_set"].replace("AVX512", "AVX-512")
+    cpu = f"{job['threads'] or machine['cores']} cores of an {machine['cpu']} ({instructions})"
+    where = f"These figures were [measured](benchmarks/{last('steps-*.md')}) on {record['date']} with {what},"
     return ["", where, f"on {cpu}.", "", "```sh", f'make bench-e2e ARGS="{" ".join(options)}"', "```"]
 
 
