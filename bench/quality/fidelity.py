@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from common import contenders
 
 from quality.variants import Variant
 from quality.watch import Watch
@@ -142,7 +144,7 @@ def _largest_update(variant: Variant, beta2: float, sizes: Sizes, kind: str) -> 
     scale = scales(rows, 4, source) if kind == "spread" else torch.ones(rows, ROW)
     param = torch.nn.Parameter(torch.zeros(rows, ROW))
     optimizer = _optimizer(variant, param, beta2)
-    watch = Watch([param], (0.9, beta2), 1e-8, 0.0, sizes.hostile)
+    watch = Watch([param], partial(contenders.torch_fused, betas=(0.9, beta2), eps=1e-8), 0.0, sizes.hostile)
     for step in range(sizes.hostile):
         grad = torch.randn(rows, ROW, generator=source).mul_(scale)
         if kind == "spike" and step % 50 == 49:

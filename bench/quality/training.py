@@ -6,8 +6,9 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,13 @@ import torch
 from quality.corpus import Corpus, windows
 from quality.gradients import backward_of, forward
 from quality.model import Size, build
-from quality.variants import STABLE, Variant
+from quality.muon import is_hidden
+from quality.variants import STABLE, Variant, of_rule
 from quality.watch import Watch
+
+# By rule, the parameters whose updates are compared. Rounded weights have no exact update, and Prodigy's and Schedule-Free's
+# updates depend on the weights.
+WATCHED: dict[str, Callable[[torch.Tensor], bool]] = {"AdamW": lambda param: True, "Muon": is_hidden, "NorMuon": is_hidden}
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,11 @@ def train(
     model = build(settings.size, seed, variant.rule == STABLE)
     change(model, variant, seed)
     model.to(device, variant.weights)
-    # Rounded weights and Muon have their own kinds of steps, so there is no update to compare.
     watch = None
-    if variant.weights == torch.float32 and variant.rule == "AdamW":
-        watched = list(model.parameters())[:: settings.watch_share]
-        betas = (settings.beta1, beta2)
-        watch = Watch(watched, betas, settings.eps, settings.weight_decay, settings.steps, settings.watch_every)
+    if variant.weights == torch.float32 and variant.rule in WATCHED:
+        watched = [param for param in list(model.parameters())[:: settings.watch_share] if WATCHED[variant.rule](param)]
+        exact = partial(of_rule(variant.rule)[0].make, betas=(settings.beta1, beta2), eps=settings.eps)
+        watch = Watch(watched, exact, settings.weight_decay, settings.steps, settings.watch_every)
     descend(settings, model, variant, seed, beta2, corpus.train, watch)
     if keep:
         there = keep.with_suffix(f".{os.getpid()}.tmp")

@@ -89,13 +89,13 @@ def _weights(id: str, label: str, **options: Any) -> Variant:
     return Variant(id, label, lowtide(**options), weights=torch.bfloat16, seeds=5)
 
 
-def _muon(id: str, label: str, state: str | None = None, rows: bool = False, **options: Any) -> Variant:
+def _muon(id: str, label: str, state: str | None = None, rows: bool = False, rounding: str = "auto", **options: Any) -> Variant:
     """Lowtide's Muon with that state, with rows scaled if `rows`; None: torch's."""
 
     def make(params: Iterable[torch.Tensor], **hyper: Any) -> torch.optim.Optimizer:
         from quality.muon import NORMUON, Pair  # torch before 2.9 has no Muon
 
-        return Pair(state and {"state": state, **(NORMUON if rows else {})}, params, **hyper)
+        return Pair(state and {"state": state, "rounding": rounding, **(NORMUON if rows else {})}, params, **hyper)
 
     rule = "NorMuon" if rows else "Muon"
     return Variant(id, f"{rule}, {label}", make, seeds=3 if rows else 6, rule=rule, **options)
@@ -178,6 +178,8 @@ VARIANTS = (
     _muon("muon_fp32_d", "fp32, init changed by 1e-3, 2nd draw", noise=True, init_change=1e-3, draw=4),
     _muon("muon_fp32_ours", "fp32 (Lowtide)", "fp32"),
     _muon("muon_dynamic8", "dynamic8", "dynamic8"),
+    _muon("muon_dynamic8_nearest", "dynamic8, nearest", "dynamic8", rounding="nearest"),
+    _muon("muon_bf16", "bf16 state", "bf16"),
     _muon("normuon_fp32", "fp32", "fp32", rows=True, noise=True),
     _muon("normuon_fp32_c", "fp32, init changed by 1e-3", "fp32", rows=True, noise=True, init_change=1e-3, draw=3),
     _muon("normuon_fp32_d", "fp32, init changed by 1e-3, 2nd draw", "fp32", rows=True, noise=True, init_change=1e-3, draw=4),

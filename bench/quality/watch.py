@@ -1,12 +1,12 @@
 """Compares every update of a run with the one that exact state would have made from the same gradients.
 
 A loss curve hardly shows what state does (docs/evidence.md), so this looks at updates: parameters before and after a step,
-whatever the optimizer, against Adam's moments kept in float32.
+whatever the optimizer, against copies that an optimizer of the same rule with float32 state moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,31 +25,33 @@ class Updates:
     error: float = 0.0  # relative L2 difference from the exact update, over the last 80 % of the run
 
 
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
 class Watch:
     """Call `before()` before a step, with final gradients, and `after()` after it. Watches one step in `every`."""
 
     def __init__(
-        self, params: Sequence[torch.Tensor], betas: tuple[float, float], eps: float, decay: float, steps: int, every: int = 1
+        self, params: Sequence[torch.Tensor], exact: Callable[..., torch.optim.Optimizer], decay: float, steps: int, every: int = 1
     ) -> None:
-        self._params, self._betas, self._eps, self._decay, self._steps = params, betas, eps, decay, steps
-        self._every = every
-        count = sum(param.numel() for param in params)
-        self._m, self._v, self._old = (torch.zeros(count, device=params[0].device) for _ in range(3))
+        """exact: makes the optimizer with float32 state, from parameters, lr= and weight_decay=."""
+        self._params, self._decay, self._steps, self._every = params, decay, steps, every
+        self._copies = [torch.zeros_like(param) for param in params]
+        self._exact = exact(self._copies, lr=1.0, weight_decay=0.0)
+        self._old = torch.empty(0)
         self._step = 0
         self._wrong = self._whole = 0.0
         self.found = Updates()
 
-    def _flat(self) -> torch.Tensor:
-        return torch.cat([param.detach().flatten() for param in self._params])
-
     @torch.no_grad()
     def before(self) -> None:
-        grad = torch.cat([param.grad.flatten() for param in self._params if param.grad is not None])
-        self._m.lerp_(grad, 1 - self._betas[0])
-        self._v.mul_(self._betas[1]).addcmul_(grad, grad, value=1 - self._betas[1])
+        for copy, param in zip(self._copies, self._params, strict=True):
+            copy.zero_().grad = param.grad
+        self._exact.step()
         self._step += 1
         if self._looks():
-            self._old = self._flat()
+            self._old = _flat(self._params)
 
     def _looks(self) -> bool:
         return self._step > SETTLED and self._step % self._every == 0
@@ -58,9 +60,8 @@ class Watch:
     def after(self, lr: float) -> None:
         if not self._looks():
             return
-        moved = (self._old - self._flat()).div_(lr).sub_(self._old, alpha=self._decay)
-        correction1, correction2 = (1 - beta**self._step for beta in self._betas)
-        exact = self._m / self._v.sqrt().div_(correction2**0.5).add_(self._eps) / correction1
+        moved = (self._old - _flat(self._params)).div_(lr).sub_(self._old, alpha=self._decay)
+        exact = _flat(self._copies).neg_()
         size = moved.abs()
         largest = float(size.max())
         self.found.largest = max(self.found.largest, largest)
