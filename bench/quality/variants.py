@@ -98,7 +98,7 @@ def _muon(id: str, label: str, state: str | None = None, rows: bool = False, rou
         return Pair(state and {"state": state, "rounding": rounding, **(NORMUON if rows else {})}, params, **hyper)
 
     rule = "NorMuon" if rows else "Muon"
-    return Variant(id, f"{rule}, {label}", make, seeds=3 if rows else 6, rule=rule, **options)
+    return Variant(id, f"{rule}, {label}", make, seeds=3 if rows else MANY, rule=rule, **options)
 
 
 def _prodigy(id: str, label: str, state: str | None = None, **options: Any) -> Variant:

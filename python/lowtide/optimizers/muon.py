@@ -111,11 +111,11 @@ class Muon(Optimizer):
 
     State of a matrix: "momentum_buffer" (b / (1 − μ)), with the parameter's shape; 1.02 bytes per parameter with
     state="dynamic8" (1.015625, rows of a multiple of 256 elements), 2 with "bf16", 4 with "fp32". Eight bits are enough for it
-    (arXiv 2509.23106). With row_beta2 also "row_moment" (v), float32 [rows, 1], of a stack [matrices, rows, 1]: always in the memory
-    of the weights, of which a budget for that memory keeps the bytes free. For other parameters see `AdamW`. While it runs, a step
-    takes 4 bytes per element of 256 MiB of matrices, or of the largest one, 16 MiB for copies of state, and the memory of products
-    (with row_beta2, 8 bytes per element of one matrix, if that is more); for DTensors, 12 bytes per element of one matrix for each of
-    three batches, if that is more.
+    (arXiv 2509.23106) unless 0.1 % of the loss matters (docs/rules.md). With row_beta2 also "row_moment" (v), float32 [rows, 1], of a
+    stack [matrices, rows, 1]: always in the memory of the weights, of which a budget for that memory keeps the bytes free. For other
+    parameters see `AdamW`. While it runs, a step takes 4 bytes per element of 256 MiB of matrices, or of the largest one, 16 MiB for
+    copies of state, and the memory of products (with row_beta2, 8 bytes per element of one matrix, if that is more); for DTensors, 12
+    bytes per element of one matrix for each of three batches, if that is more.
 
     Args:
         params, lr, options: as in `AdamW`.
