@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from charts import DEFAULT, RECORDS, SCRATCH, SMALL, STEPS, TUNE, Study, by_speed, name, newest
+from common.contenders import PEERS
 from common.results import table
 
 TUNED = ("finetune-1M-*.json",)
@@ -23,6 +24,7 @@ COLUMNS = {  # variants, of which the first that a record has is shown
     "bf16 weights, stochastic (default)": DEFAULT,
     "bf16 weights, to nearest": ("bf16_nearest",),
 }
+INSTALLED = {"torch", "bitsandbytes"}  # by make bench-e2e
 SHOWN = {"torch", "lowtide-fp32", "lowtide", "lowtide-disk", "bitsandbytes", "bitsandbytes-cpu-fork", "torchao"}  # rows of steps
 
 
@@ -53,15 +55,17 @@ def shown() -> list[dict[str, Any]]:
 
 
 def source() -> list[str]:
-    """The conditions of the record of steps, and the command."""
+    """The conditions of the record of steps, and the commands."""
     record = newest(STEPS)
     job, machine = record["job"], record["machine"]
     options = re.sub(r"python \S+|--(optimizers|disk) \S+", "", record["rows"][0]["command"]).split()
     what = f"{job['model']} in {job['dtype']} and {job['batch']} × {job['seq']} tokens per step"
     instructions = machine["torch_instruction_set"].replace("AVX512", "AVX-512")
     cpu = f"{job['threads'] or machine['cores']} cores of an {machine['cpu']} ({instructions})"
+    peers = sorted({PEERS[row["optimizer"]].package for row in shown() if row["optimizer"] in PEERS} - INSTALLED)
+    install = [f"pip install --no-deps --target PACKAGES/{name} {name}" for name in peers]
     where = f"These figures were [measured](benchmarks/{last('steps-*.md')}) on {record['date']} with {what},"
-    return ["", where, f"on {cpu}.", "", "```sh", f'make bench-e2e ARGS="{" ".join(options)}"', "```"]
+    return ["", where, f"on {cpu}.", "", "```sh", *install, f'make bench-e2e ARGS="{" ".join(options)} --packages PACKAGES"', "```"]
 
 
 def memory() -> list[str]:
