@@ -99,16 +99,12 @@ def stored(store: Store, names: Sequence[str], turns: int) -> list[dict[str, Any
     return rows
 
 
-def files_of(folder: Path) -> dict[str, Any]:
-    """Names, sizes and times of a folder's files: with other files, stored turns are of another model."""
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    return {"files": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]} if files else {}
-
-
 def measure(args: argparse.Namespace, job: Job) -> int:
     described = machine.describe(["torch", "lowtide", "transformers"], job.device)
     here = machine.identity(described)
-    conditions = {"job": asdict(job), MALLOC: os.environ.get(MALLOC), **files_of(Path(job.model))}
+    conditions: dict[str, Any] = {"job": asdict(job), MALLOC: os.environ.get(MALLOC)}
+    if (folder := Path(job.model)).is_dir():  # with other files, stored turns are of another model
+        conditions["files"] = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(folder.iterdir())]
     store = Store(args.out, conditions, {**machine.origin(described), "machine": here})
     absent = {name: reason for name in args.optimizers if (reason := cannot(name, job))}
     before = stored(store, args.optimizers, args.turns)

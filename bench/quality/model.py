@@ -57,16 +57,11 @@ def rotated(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.T
 
 
 class LanguageModel(nn.Module):
-    def __init__(self, size: Size, stable: bool = False) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
         self.size = size
-        embedding: type[nn.Embedding] = nn.Embedding
-        if stable:
-            from lowtide import StableEmbedding
-
-            embedding = StableEmbedding
-        self.byte = embedding(BYTES, size.width)
-        self.pair = embedding(size.pairs, size.pair_width)
+        self.byte = nn.Embedding(BYTES, size.width)
+        self.pair = nn.Embedding(size.pairs, size.pair_width)
         self.from_pair = nn.Linear(size.pair_width, size.width, bias=False)
         self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
         self.norm = nn.RMSNorm(size.width)
@@ -89,15 +84,13 @@ class LanguageModel(nn.Module):
         return angle.cos(), angle.sin()
 
 
-def build(size: Size, seed: int, stable: bool = False) -> LanguageModel:
-    """Draws weights from `seed` alone. stable: embeddings are StableEmbeddings, with their own initial weights."""
-    model = LanguageModel(size, stable)
+def build(size: Size, seed: int) -> LanguageModel:
+    """Draws weights from `seed` alone."""
+    model = LanguageModel(size)
     source = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, param in model.named_parameters():
-            if stable and name in ("byte.weight", "pair.weight"):
-                nn.init.xavier_uniform_(param, generator=source)
-            elif param.dim() == 2:
+            if param.dim() == 2:
                 param.normal_(0, 0.02 if param.shape[0] in (BYTES, size.pairs) else param.shape[1] ** -0.5, generator=source)
     return model
 

@@ -4,8 +4,7 @@
     .venv/bin/python bench/quality/run.py                          all missing results, then the report
     .venv/bin/python bench/quality/run.py --variants fp32,dynamic8 only these; the report has all results
     .venv/bin/python bench/quality/run.py --report                 only the report of existing results
-    .venv/bin/python bench/quality/run.py --known FILE.json        continues from an earlier report of the same settings and
-    text
+    .venv/bin/python bench/quality/run.py --known FILE.json        continues from an earlier report of equal settings and text
     .venv/bin/python bench/quality/run.py --device cuda            trains on a GPU; results are kept separately
     .venv/bin/python bench/quality/run.py --quick                  tiny: shows that it runs, measures nothing
 

@@ -18,7 +18,7 @@ from quality.corpus import Corpus, windows
 from quality.gradients import backward_of, forward
 from quality.model import Size, build
 from quality.muon import is_hidden
-from quality.variants import STABLE, Variant, of_rule
+from quality.variants import Variant, of_rule
 from quality.watch import Watch
 
 # By rule, the parameters whose updates are compared. Rounded weights have no exact update, and Prodigy's and Schedule-Free's
@@ -66,7 +66,7 @@ def train(
     """Trains once. `seed` alone determines init and order of the data, on any device. keep: the file for settings and trained
     weights, written once they are complete."""
     start = time.process_time()
-    model = build(settings.size, seed, variant.rule == STABLE)
+    model = build(settings.size, seed)
     change(model, variant, seed)
     model.to(device, variant.weights)
     watch = None

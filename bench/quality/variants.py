@@ -136,7 +136,6 @@ def _schedule_free(id: str, label: str, package: bool = False, noise: bool = Fal
     )  # fmt: skip
 
 
-STABLE = "AdamW, StableEmbedding"  # the rule of variants whose model has this layer instead of torch's
 SCHEDULE_FREE_LR = 2.0  # of 1, 2, 4, 8, with the package on one seed; 4 is 9 mN better at a beta2 of 0.95, 6 worse at 0.999
 MANY = 12  # seeds of the variants that are compared most closely
 
@@ -146,7 +145,6 @@ VARIANTS = (
     Variant("fp32_c", "fp32, init changed by 1e-3", contenders.torch_fused, init_change=1e-3, draw=3, noise=True, seeds=MANY),
     Variant("fp32_d", "fp32, init changed by 1e-3, 2nd draw", contenders.torch_fused, init_change=1e-3, draw=4, noise=True),
     Variant("fp32_e", "fp32, init changed by 1e-3, 3rd draw", contenders.torch_fused, init_change=1e-3, draw=5, noise=True),
-    Variant("fp32_a", "fp32, init changed by 1e-6", contenders.torch_fused, init_change=1e-6, draw=1),
     _ours("dynamic8", "dynamic8, auto (default)", MANY, state="dynamic8", rounding="auto"),
     _ours("dynamic8_nearest", "dynamic8, nearest", MANY, state="dynamic8", rounding="nearest"),
     _ours("float8", "float8, auto", MANY, state="float8", rounding="auto"),
@@ -171,8 +169,6 @@ VARIANTS = (
         "flashoptim_24", "FlashOptim FlashAdamW, bf16 weights of 24 bits", partial(contenders.flashoptim, master_weight_bits=24),
         weights=torch.bfloat16, device="cuda",
     ),
-    Variant("stable_fp32", "StableEmbedding, fp32 (torch)", contenders.torch_fused, rule=STABLE, noise=True),
-    Variant("stable_dynamic8", "StableEmbedding, dynamic8", lowtide(state="dynamic8"), rule=STABLE),
     _muon("muon_fp32", "fp32 (torch)", noise=True),
     _muon("muon_fp32_c", "fp32, init changed by 1e-3", noise=True, init_change=1e-3, draw=3),
     _muon("muon_fp32_d", "fp32, init changed by 1e-3, 2nd draw", noise=True, init_change=1e-3, draw=4),

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import contenders
 from common.contenders import PEERS, Contender, Options, Params
 
 LEARNING_RATE = {"adamw": 1e-3, "lion": 1e-4, "prodigy": 1.0}
@@ -110,20 +109,9 @@ class Bnb:
             )  # fmt: skip
 
 
-def flashoptim_cannot(options: Options) -> str | None:
-    param = torch.nn.Parameter(torch.zeros(64))
-    param.grad = torch.zeros(64)
-    try:
-        contenders.flashoptim([param], **options).step()
-    except Exception as error:
-        return f"says: {error}"
-    return None
-
-
 CONTENDERS = {
-    **{name: PEERS[name] for name in ("torch", "torch-foreach", "bitsandbytes", "deepspeed", "torchao")},
+    **{name: PEERS[name] for name in ("torch", "torch-foreach", "bitsandbytes", "deepspeed", "torchao", "flashoptim-plain")},
     "lowtide": Contender("lowtide", lowtide, cannot=lowtide_cannot),
     "lowtide_bnb": Contender("lowtide", Bnb, compiles=lambda: False),
     "gradient_reads": Contender("lowtide", Reads),
-    "flashoptim": Contender("flashoptim", contenders.flashoptim, cannot=flashoptim_cannot),
 }

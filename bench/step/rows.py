@@ -135,8 +135,7 @@ def _clipping(dtype: str, *targets: Target) -> tuple[Line, ...]:
         Line("torchao-8bit", "torchao AdamW8bit", "torchao", (p, p, 1, 1), options={"bits": 8}),
         Line("torchao-4bit", "torchao AdamW4bit", "torchao", (p, p, 1, 0), options={"bits": 4}),
         Line("bitsandbytes", "bitsandbytes AdamW8bit", "bitsandbytes", (p, p, 1, 1)),
-        Line("flashoptim", "FlashAdamW", "flashoptim", (p, p, 1, 1)),
-        Line("flashoptim-plain", "FlashAdamW, unquantized and unfused", "flashoptim", (p, p, p, p), options=_PLAIN),
+        Line("flashoptim-plain", "FlashAdamW, unquantized and unfused", "flashoptim-plain", (p, p, p, p)),
     )
     ours = (
         Line("dynamic8", "lowtide AdamW dynamic8", "lowtide", (p, p, 1, 1)),
@@ -164,7 +163,6 @@ def _reads(dtype: str) -> tuple[Line, ...]:
     )  # fmt: skip
 
 
-_PLAIN = {"quantize": False, "master_weight_bits": None, "fused": False}  # FlashOptim without GPU kernels
 _TINY: dict[str, Any] = {"shape": (1024,), "quick_shape": (1024,), "tensors": 10000, "quick_tensors": 1000, "ceiling": False}
 _NEAR_BF16 = Target("x_fused_bf16", 0.95, threads=2)
 _STATE = Target("state_bytes", 2.04)  # two 1-byte codes, and two 4-byte scales per 256: 2.03125
