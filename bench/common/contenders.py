@@ -23,10 +23,6 @@ def torch_fused(params: Params, **hyper: Any) -> Any:
     return torch.optim.AdamW(params, fused=True, **hyper)
 
 
-def torch_foreach(params: Params, **hyper: Any) -> Any:
-    return torch.optim.AdamW(params, foreach=True, **hyper)
-
-
 class Fp32Masters(torch.optim.AdamW):
     """torch's AdamW over fp32 copies of the parameters, which bf16 training needs for the result of masters."""
 
@@ -196,7 +192,6 @@ _FLASHOPTIM_PLAIN = {"quantize": False, "master_weight_bits": None, "fused": Fal
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed reads it when it is imported
 PEERS = {
     "torch": Contender("torch", torch_fused, "torch AdamW(fused)"),
-    "torch-foreach": Contender("torch", torch_foreach, "torch AdamW(foreach)"),
     "torch-masters": Contender("torch", Fp32Masters, "torch AdamW, fp32 masters", dtypes=("bf16",)),
     "bitsandbytes": Contender("bitsandbytes", bitsandbytes, "bitsandbytes AdamW8bit"),
     **{

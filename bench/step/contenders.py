@@ -110,7 +110,7 @@ class Bnb:
 
 
 CONTENDERS = {
-    **{name: PEERS[name] for name in ("torch", "torch-foreach", "bitsandbytes", "deepspeed", "torchao", "flashoptim-plain")},
+    **{name: PEERS[name] for name in ("torch", "bitsandbytes", "deepspeed", "torchao", "flashoptim-plain")},
     "lowtide": Contender("lowtide", lowtide, cannot=lowtide_cannot),
     "lowtide_bnb": Contender("lowtide", Bnb, compiles=lambda: False),
     "gradient_reads": Contender("lowtide", Reads),

@@ -97,8 +97,7 @@ def _widths(state: str, rule: str, dtype: str, master: str | None) -> Widths:
     if rule == "lion" or state == "dynamic4":
         return p, p, 1, 0
     each = {"fp32": 4, "bf16": 2}.get(state, 1) + (1 if master == "residual16" else 0)
-    if rule == "prodigy":
-        each *= 2  # four states
+    each *= 2 if rule == "prodigy" else 1  # four states
     return p, p, each, each
 
 
@@ -169,8 +168,7 @@ _STATE = Target("state_bytes", 2.04)  # two 1-byte codes, and two 4-byte scales 
 
 GROUPS = (
     Group(
-        "fp32",
-        "fp32 parameters and gradients",
+        "fp32", "fp32 parameters and gradients",
         (
             _fused(),
             *_lowtide("fp32", "AdamW fp32", "fp32", Target("x_fused", 1.0), Target("ceiling", 0.95)),
@@ -184,8 +182,7 @@ GROUPS = (
         ),
     ),
     Group(
-        "bf16",
-        "bf16 parameters and gradients",
+        "bf16", "bf16 parameters and gradients",
         (
             _fused(),
             _fused("bfloat16"),
@@ -194,8 +191,7 @@ GROUPS = (
         ),
     ),
     Group(
-        "formats",
-        "state formats, fp32 parameters and gradients",
+        "formats", "state formats, fp32 parameters and gradients",
         (
             _fused(),
             *_format("float8", "float8", "float8", Target("x_fused", 1.45, threads=2)),
@@ -208,8 +204,7 @@ GROUPS = (
         limit=24,
     ),
     Group(
-        "formats-bf16",
-        "state formats, bf16 parameters and gradients",
+        "formats-bf16", "state formats, bf16 parameters and gradients",
         (
             _fused(),
             _fused("bfloat16"),
@@ -240,8 +235,7 @@ GROUPS = (
         for id, dtype in (("prodigy", "float32"), ("prodigy-bf16", "bfloat16"))
     ),
     Group(
-        "rivals",
-        "other optimizers",
+        "rivals", "other optimizers",
         (
             _fused(),
             *_lowtide("rivals-dynamic8", "AdamW dynamic8", "dynamic8", Target("x_bitsandbytes", 25.0)),
@@ -255,13 +249,9 @@ GROUPS = (
                 "bnb-library-map", "liblowtide_bnb, other maps", "lowtide_bnb", (4, 4, 1, 1), options={"map": "other"},
                 targets=(Target("x_bitsandbytes", 1.0),),
             ),
-            Line("torch-foreach", "torch AdamW(foreach)", "torch-foreach", (4, 4, 4, 4)),
             Line("deepspeed", "DeepSpeedCPUAdam", "deepspeed", (4, 4, 4, 4)),
         ),
-        shape=(4096, 4096),
-        quick_shape=(256, 4096),
-        clean=9,
-        limit=20,
+        shape=(4096, 4096), quick_shape=(256, 4096), clean=9, limit=20,
     ),
     *(
         Group(
@@ -275,8 +265,7 @@ GROUPS = (
     ),
     *(Group(f"reads-{dtype}", f"reading {dtype} gradients", _reads(dtype)) for dtype in ("float32", "bfloat16", "float16")),
     Group(
-        "tiny",
-        "many small tensors, the whole Python step()",
+        "tiny", "many small tensors, the whole Python step()",
         (
             _fused(),
             *_lowtide("tiny-fp32", "AdamW fp32", "fp32", Target("us_per_tensor", 1.0), Target("x_fused", 6.0)),
@@ -285,12 +274,8 @@ GROUPS = (
         **_TINY,
     ),
     Group(
-        "tiny-clipping",
-        "many small tensors, clip + step + zero_grad",
-        (
-            _clipped(_fused()),
-            _clipped(Line("tiny-clip", "lowtide AdamW", "lowtide", (4, 4, 4, 4)), Target("x_fused", 6.0)),
-        ),
+        "tiny-clipping", "many small tensors, clip + step + zero_grad",
+        (_clipped(_fused()), _clipped(Line("tiny-clip", "lowtide AdamW", "lowtide", (4, 4, 4, 4)), Target("x_fused", 6.0))),
         **_TINY,
     ),
 )  # fmt: skip
