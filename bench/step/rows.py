@@ -219,20 +219,12 @@ GROUPS = (
         limit=24,
     ),
     *(
-        Group(
-            id, f"Prodigy beside AdamW, {dtype} parameters and gradients",
-            (
-                _fused(),
-                *(
-                    line
-                    for state in ("fp32", "dynamic8")
-                    for rule, name, options in (("adamw", "AdamW", {}), ("prodigy", "Prodigy", {"growth_rate": 1.02}))
-                    for line in _lowtide(f"{id}-{rule}-{state}", f"{name} {state}", state, rule=rule, dtype=dtype, **options)
-                ),
-            ),
-            ceiling=False,
-        )
-        for id, dtype in (("prodigy", "float32"), ("prodigy-bf16", "bfloat16"))
+        Group(f"prodigy{suffix}", f"Prodigy beside AdamW, {dtype} parameters and gradients", (_fused(), *(
+            line for state in ("fp32", "dynamic8")
+            for rule, name, options in (("adamw", "AdamW", {}), ("prodigy", "Prodigy", {"growth_rate": 1.02}))
+            for line in _lowtide(f"{rule}-{state}{suffix}", f"{name} {state}", state, rule=rule, dtype=dtype, **options)
+        )), ceiling=False)
+        for suffix, dtype in (("", "float32"), ("-bf16", "bfloat16"))
     ),
     Group(
         "rivals", "other optimizers",
