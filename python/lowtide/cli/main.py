@@ -86,7 +86,7 @@ def _plan_options(add: argparse.ArgumentParser) -> None:
     option("--step-in-backward", action="store_true", help="Gradients are stepped and freed during backward.")
     option(
         "--stream", action="store_true",
-        help="Weights are kept in host memory (with --gpu) or on the disk (without), and two or three layers are loaded at a time.",
+        help="Weights that do not fit are kept in host memory (with --gpu) or on the disk (without), and two or three layers are loaded at a time.",
     )  # fmt: skip
     option("--momentum", metavar="X", type=_number, help=f"The momentum of SGD and LARS (no state without it), RMSprop or Muon. {_DEFAULT}")
     option("--amsgrad", action="store_const", const=True, help="Adam and AdamW keep the maximum of second moments.")

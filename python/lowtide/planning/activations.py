@@ -27,7 +27,7 @@ class Moment(NamedTuple):
     """A moment of backward at which memory may peak."""
 
     activations: int  # bytes, with gradients of activations
-    complete: int  # units with gradients by then: the output layer, layers from the last on, the embedding
+    complete: int  # units with gradients by then, or -1 in forward: the output layer, layers from the last on, the embedding
 
 
 def moments(of: Decoder, tokens: int, size: int, checkpointing: bool) -> Iterator[Moment]:
@@ -36,6 +36,7 @@ def moments(of: Decoder, tokens: int, size: int, checkpointing: bool) -> Iterato
     kept = tokens * size * of.hidden if checkpointing else whole
     end = tokens * (4 + 2 * size) * of.hidden  # the last norm
     everything = kept * of.layers + end
+    yield Moment(everything, -1)  # the output layer comes
     yield Moment(everything + 12 * tokens * of.vocabulary, 0)  # the loss
     yield Moment(everything + size * tokens * of.vocabulary, 1)  # the output layer
     working = tokens * size * (2 * of.inner + of.hidden)

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,7 @@ class Model:
     shapes: Sequence[Shape]
     decoder: Decoder | None = None
     unknown: str = ""  # the reason why there is no decoder
+    layout: Callable[[int, bool], Any] | None = None  # bytes per trained element, and whether a device computes → its `Layout`
 
 
 def model_of(given: str | os.PathLike[str] | float) -> Model:

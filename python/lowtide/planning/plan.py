@@ -9,34 +9,34 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lowtide import _core
 from lowtide.checks.hints import check_name, hint
-from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE, Budget, disk_info
+from lowtide.memory.forecast import GRADIENT_BUCKET, Budget, disk_info
 from lowtide.planning.activations import moments
 from lowtide.planning.models import TYPES, Model, decoder_of, elements, model_of, shape_of, state_of, type_named
 from lowtide.planning.result import Plan, Tiers, summed
 from lowtide.report.text import size_text
-from lowtide.planning.schedule import Schedule
+from lowtide.planning.units import LEAST, Division, Layout, divide, layout_of
 
 if TYPE_CHECKING:
     import torch
 
-_LEAST = 16 << 20  # the least that a plan streams state through
 _PROCESS = 500_000_000  # measured: VmRSS of Python with torch 2.15, Transformers 5.24 and Lowtide after a step
 # Assumed, not measured: a CUDA context with workspaces of its libraries, and the process that has one.
 _CONTEXT, _PROCESS_BESIDE_DEVICE = 600_000_000, 1_500_000_000
-_STREAMS = "Weights stream: lowtide.stream(model, memory, ...), which makes the optimizer"
+_MAKES = "lowtide.stream(model, memory, ...), which makes the optimizer"
+_STREAMS, _STAYS = f"Weights stream: {_MAKES}", f"No weights need to stream: {_MAKES}"
 _TO_DEVICE = ", by torch's CPUOffloadPolicy (calculated, not yet measured)"
 _MEANT = {"vram": "gpu", "device": "gpu", "host": "ram", "dtype": "weights"}  # `plan`'s names for what others call so
 _WORDS = {1: "one", 2: "two", 3: "three"}
 _NEEDS_ALL = ("prodigy",)  # rules whose steps need the gradients of all parameters at once
-_LINES = ("weights", "gradients", "masters", "state", "activations", "process", "never at once")
+_LINES = ("weights", "gradients", "masters", "state", "activations", "process", "page locking", "never at once")
 
 
 def plan(
@@ -78,7 +78,7 @@ def plan(
         checkpointing: backward recomputes layers.
         accumulate: gradients are kept over several backward passes.
         step_in_backward: as for the optimizer: True or bytes.
-        stream: weights stream to where layers compute (`lowtide.stream`). With a GPU: weights and gradients are in host memory,
+        stream: `lowtide.stream` makes the optimizer. If not everything fits where layers compute, weights stream there. With a GPU: weights and gradients are in host memory,
             where the CPU steps; one layer at a time is on the device, and tables of the vocabulary are units of their own. Without,
             or if `ram` has no room for all weights: they are on the disk, from which layers are read ahead.
         hyper: momentum, amsgrad, centered, betas, alpha, row_beta2: as for the optimizer.
@@ -88,30 +88,32 @@ def plan(
     for name, value in (("checkpointing", checkpointing), ("accumulate", accumulate), ("stream", stream)):
         if not isinstance(value, bool):
             raise TypeError(f"{name}: got {value!r}, wanted a bool")
-    waiting = GRADIENT_BUCKET if step_in_backward is True else _bytes("step_in_backward", step_in_backward or 0)
-    if accumulate and waiting:
+    waiting = GRADIENT_BUCKET if step_in_backward is True else None if step_in_backward is False else _bytes("step_in_backward", step_in_backward)
+    if accumulate and waiting is not None:
         raise ValueError("got gradients to accumulate and steps in backward, wanted one of them: each backward pass would be a step")
     rules = [*_core.rule_names(), "muon"]
     if not isinstance(rule, str):
         raise TypeError(f"rule: got {rule!r} ({type(rule).__name__}), wanted one of {', '.join(rules)}")
     check_name("rule", rule, rules)
-    if waiting and rule in _NEEDS_ALL:
+    if waiting is not None and rule in _NEEDS_ALL:
         raise ValueError(f"step_in_backward: got {step_in_backward!r}, wanted False: a step of {rule} needs all gradients at once")
     state = state_of("state", state, _core.codec_names())
     what, weights, frozen = _model(model, weights)
-    if stream and what.decoder is None:
+    if what.decoder and not what.layout:
+        decoder = what.decoder
+        what = replace(what, layout=lambda size, _: layout_of(decoder, size))
+    if stream and what.layout is None:
         raise ValueError(f"stream: got a model without layers, wanted known layers: {what.unknown}")
     if stream and gpu is None and ram is None:
         raise ValueError("stream: got no gpu and no limit of ram, wanted one of them: without a limit all weights are in memory")
     if stream and gpu is None and disk is None:
         raise ValueError("stream: got no gpu and no disk, wanted a gpu, to which layers stream, or a disk, from which they do")
-    training = _Training(
+    training = Training(
         what, frozen, _bytes("gpu", gpu), _bytes("ram", ram), _on_disk(disk), weights, master, rule, state, _count("seq", seq),
-        _count("batch", batch), checkpointing, accumulate, waiting or 0, stream, _count("min_quantized_numel", min_quantized_numel, 0),
+        _count("batch", batch), checkpointing, accumulate, waiting, stream, _count("min_quantized_numel", min_quantized_numel, 0),
         {key: value for key, value in hyper.items() if value is not None},
     )  # fmt: skip
     return training.answer()
-
 
 def _model(given: Any, weights: str | torch.dtype) -> tuple[Model, str, int]:
     """The model, the type of its weights, and the bytes of its frozen weights."""
@@ -124,7 +126,11 @@ def _model(given: Any, weights: str | torch.dtype) -> tuple[Model, str, int]:
         config = getattr(given, "config", None)
         decoder = decoder_of(config.to_dict()) if config is not None and hasattr(config, "to_dict") else None
         why = "" if decoder else "the formula is for Transformers' models like LLaMA"
-        what = Model(type(given).__name__, [tuple(param.shape) for param in trained], decoder, why)
+        from lowtide.planning.layers import planned_layout
+
+        lists = any(isinstance(module, torch.nn.ModuleList) for module in given.modules())
+        layout = (lambda size, device: planned_layout(given, size, device)) if lists else None
+        what = Model(type(given).__name__, [tuple(param.shape) for param in trained], decoder if lists else None, why, layout)
         frozen = sum(param.numel() * param.element_size() for param in given.parameters() if not param.requires_grad)
         return what, types.pop(), frozen
     short = type_named(weights)
@@ -137,7 +143,7 @@ def _model(given: Any, weights: str | torch.dtype) -> tuple[Model, str, int]:
 
 
 @dataclass(frozen=True)
-class _Training:
+class Training:
     """The arguments of `plan`, with sizes in bytes, and what follows from them."""
 
     model: Model
@@ -153,10 +159,11 @@ class _Training:
     batch: int
     checkpointing: bool
     accumulate: bool
-    step_in_backward: int
+    step_in_backward: int | None  # bytes that wait for a step in backward
     stream: bool
     min_quantized_numel: int
     hyper: Mapping[str, Any]
+    _made: dict[tuple[str, str | None], tuple[str, list[Any], int]] = field(default_factory=dict, compare=False)  # shared with changes
 
     def answer(self) -> Plan:
         """The plan. If it does not fit, it has the smallest change that would, or the effect of all changes."""
@@ -182,7 +189,7 @@ class _Training:
         single: list[tuple[int, dict[str, Any]]] = []
         if not self.checkpointing and self.model.decoder:
             single.append((1, {"checkpointing": True}))
-        if not self.accumulate and not self.step_in_backward and self.rule not in _NEEDS_ALL:
+        if not self.accumulate and self.step_in_backward is None and self.rule not in _NEEDS_ALL:
             single.append((1, {"step_in_backward": GRADIENT_BUCKET}))
         if self.weights == "fp32":
             single.append((2, {"weights": "bf16", "master": "auto"}))
@@ -206,6 +213,11 @@ class _Training:
         return elements(self.model.shapes)
 
     @property
+    def layout(self) -> Layout | None:
+        """The weights, if layers are known."""
+        return self.model.layout(self._size, self.stream and self.gpu is not None) if self.model.layout and (self.model.decoder or self.stream) else None
+
+    @property
     def _master(self) -> str | None:
         """The master for the core, which lacks "auto"; that takes no bytes."""
         return None if self.master == "auto" else self.master
@@ -215,170 +227,140 @@ class _Training:
         return TYPES[self.weights][1]
 
     def _plan(self) -> Plan:
-        state = self._state(Budget(-1), None)["state_bytes"]
-        masters = self._state(Budget(-1), self._master)["state_bytes"] - state
-        lines = {"weights": self._weights(), **self._in_backward()}
-        lines["process"] = Tiers(0, _PROCESS) if self.gpu is None else Tiers(_CONTEXT, _PROCESS_BESIDE_DEVICE)
-        size = self._groups(self._master)[2]
-        lines["state"] = rows = Tiers(0, size) if self.stream else self._at_work(size)  # row moments, beside the weights
-        if from_disk := self._streams_from_disk(lines, state + masters):
-            lines["weights"] = self._weights_on_disk(lines)
-        where, memory, problem, moved = self._placed(summed(lines.values()), rows, state + masters, from_disk)
-        if self.stream:
-            moved = summed([moved, self._weights_moved(lines["weights"].host if from_disk else None)])
-            memory = self._for_stream(lines, bool(from_disk or where.disk))
+        _, groups, size = self.core_groups
+        plain = [(params, {**options, "master": None}, *rest) for params, options, *rest in groups]
+        state = self._state(Budget(-1), plain)["state_bytes"]
+        masters = self._state(Budget(-1))["state_bytes"] - state
+        lines = {"process": Tiers(0, _PROCESS) if self.gpu is None else Tiers(_CONTEXT, _PROCESS_BESIDE_DEVICE)}
+        found, budget = self._divided(lines, state + masters + size)
+        there = self.gpu is not None and not found.streams  # state may be on the device
+        lines["state"] = rows = Tiers(size) if there else Tiers(0, size)  # row moments, beside the weights
+        where, memory, problem, moved = self._placed(summed(lines.values()), rows, state + masters, there, found)
+        if budget:
+            moved = summed([moved, found.moved])
+            memory = ",".join([*(f"{tier}={left}" for tier, left in zip(Tiers._fields, budget) if left is not None), *["disk=DIR"] * bool(found.weights.disk or where.disk)])
         share = masters / max(state + masters, 1)
         lines["masters"] = Tiers(*(int(size * share) for size in where))
         lines["state"] = Tiers(*(size - part + row for size, part, row in zip(where, lines["masters"], rows, strict=True)))
-        given = (self.gpu, self.ram, self.disk)
+        given = self._given
         lacks = [
             f"{tier} lacks {size_text(total - size)}"
             for tier, total, size in zip(Tiers._fields, summed(lines.values()), given, strict=True) if size is not None and total > size
         ]  # fmt: skip
+        if budget and found.short:
+            problem = f"{found.short.tier} lacks {size_text(found.short.needed - (budget[found.short.tier == 'host'] or 0))}"
+        streams = _STREAMS + _TO_DEVICE * (self.gpu is not None) if found.streams else _STAYS if self.stream else ""
         in_backward = self.step_in_backward if self.step_in_backward != GRADIENT_BUCKET else True
-        options = {"state": self.state, "master": self.master, "step_in_backward": in_backward, "memory": memory}
+        options = {"state": self.state, "master": self.master, "step_in_backward": in_backward is not None and in_backward, "memory": memory}
+        shown = {name: value for name, value in options.items() if value or (name == "step_in_backward" and (self.stream or value is not False))}
         return Plan(
-            self.model.name, self._elements, given, {name: lines[name] for name in _LINES if any(lines[name])},
-            ", ".join(lacks) or problem, self.model.unknown, {name: value for name, value in options.items() if value or (self.stream and name == "step_in_backward")},
-            "" if not self.stream else _STREAMS if self.gpu is None else _STREAMS + _TO_DEVICE, moved,
+            self.model.name, self._elements, given, {name: lines[name] for name in _LINES if any(lines.get(name, ()))},
+            ", ".join(lacks) or problem, self.model.unknown, shown, streams, moved,
+            found.moved.disk if budget else 0,
         )  # fmt: skip
 
     def _at_work(self, size: int) -> Tiers:
         """`size` bytes where layers compute."""
         return Tiers(0, size) if self.gpu is None else Tiers(size)
 
-    def _weights(self) -> Tiers:
-        weights = self._size * self._elements + self.frozen
-        if not self.stream or self.gpu is None:
-            return self._at_work(weights)
-        of = self.model.decoder
-        assert of
-        table, layer = self._units()
-        # One unit at a time. A tied table belongs to no unit and stays.
-        return Tiers((layer if of.tied else max(table, layer)) + of.tied * table, weights)
+    def _divided(self, lines: dict[str, Tiers], state: int) -> tuple[Division, list[int | None] | None]:
+        """Adds the lines of weights, gradients and activations, each at its peak, and how much of their sum is never there at once.
+        Returns how they are divided and, if weights may stream, the budgets of `lowtide.stream`, of device and host memory."""
+        bucket, of = self.step_in_backward, self.model.decoder
+        layout = self.layout
+        every, largest = self._size * self._elements, self._size * max(map(math.prod, self.model.shapes), default=0)
+        at = list(moments(of, self.seq * self.batch, self._size, self.checkpointing)) if of else []
+        activations = max((moment.activations for moment in at), default=0)
+        if self.stream and layout:
+            largest = max((unit.gradient_bytes for unit in layout.units), default=0)
+        more = self.accumulate * largest  # arrives beside gradients that are kept
+        most = layout.gradients(bucket, layout.tied, largest) if layout else every if bucket is None else min(every, bucket + largest)
 
-    def _streams_from_disk(self, lines: Mapping[str, Tiers], state: int) -> bool:
-        """True if weights stream from the disk, because host memory has no room for all of them and for state, as in
-        `lowtide.stream`."""
-        if not self.stream or self.gpu is None:
-            return self.stream
-        beside = summed(lines.values()).host + min(state, STREAMED_STATE)
-        return self.disk is not None and self.ram is not None and beside > self.ram
+        def beside(most: int, alive: Callable[[int, int], int]) -> int:
+            """The bytes that activations add to the most bytes of weights and gradients. alive: those bytes at a moment."""
+            if not (of and layout):
+                return 0
+            ends = len(layout.units) > of.layers
+            peaks = []
+            for moment in at:
+                begun, last = moment.complete > 0, moment.complete > 1 + of.layers
+                done = min(moment.complete - (begun and not ends), len(layout.units))
+                peaks.append(moment.activations + alive(done, begun + last))
+            return max(peaks) - most
 
-    def _weights_on_disk(self, lines: Mapping[str, Tiers]) -> Tiers:
-        """Divides host memory as `lowtide.stream` does: it holds as many layers and tables as fit; a tied table stays."""
-        ram, (sizes, kept) = self.ram, self._turns()
-        every, least = sum(sizes), min(sum(sizes), Schedule.least(sizes))
-        beside = summed(line for name, line in lines.items() if name != "weights").host + kept + STREAMED_STATE
-        return Tiers(lines["weights"].device, kept + (every if ram is None else max(least, min(every, ram - beside))), every)
+        def gradients(done: int, kept: int) -> int:
+            return most if self.accumulate or not layout else min(most, layout.gradients_alive(done, kept))
 
-    def _turns(self) -> tuple[list[int], int]:
-        """Bytes of the layers and tables that take turns, and of a tied table, which stays."""
-        of = self.model.decoder
-        assert of
-        table, layer = self._units()
-        layers = [layer] * of.layers
-        return (layers, table) if of.tied else ([table, *layers, table], 0)
+        def divided(layout: Layout, outside: int, in_host: int) -> tuple[Division, list[int | None]]:
+            """outside: bytes beside weights, gradients and state where layers compute. in_host: in host memory, if a device computes."""
+            taken = self._at_work(outside)._replace(host=in_host) if self.gpu is not None else Tiers(0, outside)
+            budget = [None if size is None else size - line - more for size, line, more in zip(self._given, lines["process"], taken)][:2]
+            return divide(layout, state, bucket, budget, self.disk is not None), budget
 
-    def _weights_moved(self, in_host: int | None) -> Tiers:
-        """Bytes of weights that move to the device or from and to the disk in a step, and of gradients on their way back. in_host:
-        bytes of weights in host memory, if they are on the disk."""
-        (sizes, kept), whole = self._turns(), self._size * self._elements + self.frozen
-        trained, disk = self._size * self._elements / whole, 0
-        if in_host is not None:
-            disk = sum(Schedule(sizes, in_host - kept).step_bytes([int(trained * size) for size in sizes]))
-        return Tiers(0 if self.gpu is None else 2 * whole - kept + self._size * self._elements, 0, disk)
+        outside, budget = beside(most, gradients), cast("list[int | None] | None", None)
+        if not (self.stream and layout):
+            found = Division(self._at_work(self._size * self._elements + self.frozen), self._at_work(most), (None, None), False)
+        else:
+            found, budget = divided(layout, outside + more, 0)
+            if self.gpu is not None and found.streams:
+                least = beside(layout.device_bytes(), layout.alive_on_device)
+                if (other := divided(layout, least, more))[0].streams:
+                    outside, (found, budget) = least, other
+        more_at = Tiers(0, more) if found.streams else self._at_work(more)
+        lines |= {"weights": found.weights, "gradients": summed([found.gradients, more_at]), "activations": self._at_work(activations)}
+        lines |= {"page locking": Tiers(0, found.pinned or 0), "never at once": self._at_work(outside - activations)}
+        return found, budget
 
-    def _for_stream(self, lines: Mapping[str, Tiers], on_disk: bool) -> str:
-        """`memory` for `lowtide.stream`: room for weights, gradients and state together."""
-        beside = summed(lines[name] for name in ("process", "activations", "never at once"))
-        rooms = (("device", self.gpu, beside.device), ("host", self.ram, beside.host))
-        return ",".join([*(f"{tier}={size - taken}" for tier, size, taken in rooms if size is not None), *["disk=DIR"] * on_disk])
+    @property
+    def _given(self) -> tuple[int | None, int | None, int | None]:
+        return self.gpu, self.ram, self.disk
 
-    def _units(self) -> tuple[int, int]:
-        """Bytes of weights of a table of the vocabulary, and of a layer. Includes frozen weights."""
-        of = self.model.decoder
-        assert of
-        whole = self._size * self._elements + self.frozen
-        share = whole / max(elements(of.shapes()), 1)
-        return int(share * of.vocabulary * of.hidden), int(share * elements([*of.layer().values()]))
-
-    def _in_backward(self) -> dict[str, Tiers]:
-        """Gradients and activations, each at its peak, and how much of their sum is never there at once."""
-        size, of = self._size, self.model.decoder
-        every, largest = size * self._elements, size * max(map(math.prod, self.model.shapes), default=0)
-        if of is None:
-            alive = min(every, self.step_in_backward + largest) if self.step_in_backward else every + self.accumulate * largest
-            return {"gradients": self._at_work(alive), "activations": Tiers(), "never at once": Tiers()}
-        trained = every / max(every + self.frozen, 1)
-        table, layer = (int(trained * unit) for unit in self._units())
-        streams, unit = self.stream and self.gpu is not None, max(table, layer)
-        largest = unit if self.stream else largest  # a layer leaves memory once all of it has stepped
-
-        def gradients(complete: int) -> int:
-            """Bytes of gradients alive where layers compute, once `complete` units have gradients."""
-            if streams:  # of a unit, and of the previous one on their way to the host
-                units, done = [table] * (not of.tied), max(complete - of.tied, 0)
-                units = [*units, *[layer] * of.layers, *units]
-                tied = of.tied * ((complete > 0) + 2 * (complete > 1 + of.layers))  # both halves of the gradient, and their sum
-                return sum(units[max(done - 2, 0) : done]) + tied * table
-            if self.accumulate:
-                return every + largest
-            layers, last = layer * min(max(complete - 1, 0), of.layers), complete > 1 + of.layers
-            # A tied table has two gradients, which autograd adds to a third.
-            tables = table * ((complete > 0) + last * (1 + of.tied))
-            if not self.step_in_backward:
-                return layers + tables
-            held = tables if of.tied else 0
-            return held + min(layers + tables - held, self.step_in_backward + largest)
-
-        at = list(moments(of, self.seq * self.batch, size, self.checkpointing))
-        most, activations = max(gradients(moment.complete) for moment in at), max(moment.activations for moment in at)
-        peak = max(moment.activations + gradients(moment.complete) for moment in at)
-        found = {"activations": self._at_work(activations), "never at once": self._at_work(peak - most - activations)}
-        if not streams:
-            return {**found, "gradients": self._at_work(most)}
-        on_host = unit + self.step_in_backward if self.step_in_backward else every + self.accumulate * unit
-        return {**found, "gradients": Tiers(most, on_host)}
-
-    def _placed(self, beside: Tiers, rows: Tiers, state: int, from_disk: bool) -> tuple[Tiers, str | None, str, Tiers]:
+    def _placed(self, beside: Tiers, rows: Tiers, state: int, steps_there: bool, found: Division) -> tuple[Tiers, str | None, str, Tiers]:
         """Places state and masters beside the rest, which includes row moments (rows): where they are, the optimizer's `memory` for
-        all of these, the problem if they fit nowhere, and the bytes that a step moves. from_disk: weights stream from the disk."""
-        of = self.gpu, self.ram, self.disk
-        device, host, disk = (None if size is None else size - taken for size, taken in zip(of, beside, strict=True))
-        steps_there = self.gpu is not None and not self.stream
+        all of these, the problem if they fit nowhere, and the bytes that a step moves. steps_there: the device steps."""
+        device, host, disk = (None if size is None else size - taken for size, taken in zip(self._given, beside, strict=True))
         # If a device has no room for the rest, state does not change what it lacks.
         there = min(max(device or 0, 0), state) if steps_there else 0
         elsewhere = Tiers(there, state - there)
-        if steps_there and there < min(state, _LEAST):
-            return elsewhere, None, f"device lacks {size_text(_LEAST)} for state that streams", Tiers()
-        if there == state or host is None or (host >= state - there and not from_disk):
+        if steps_there and there < min(state, LEAST):
+            return elsewhere, None, f"device lacks {size_text(LEAST)} for state that streams", Tiers()
+        if there == state or host is None or (host >= state - there and not self.stream):
             return elsewhere, None, "", Tiers(2 * (state - there) if steps_there else 0)
-        if disk is None:
+        if found.short or (disk is None and host < state - there):
             return elsewhere, None, f"host lacks {size_text(state - there - host)}", Tiers()
-        buffers = STREAMED_STATE if from_disk else _LEAST
-        if host < buffers:
-            in_host = max(min(host, state - there), 0)
-            problem = f"host lacks {size_text(buffers)} for state that streams"
+        if host < LEAST and not self.stream:
+            in_host = max(host, 0)
+            problem = f"host lacks {size_text(LEAST)} for state that streams"
             return Tiers(there, in_host, state - there - in_host), None, problem, Tiers()
-        found = self._state(Budget(host, "DIR", max(disk, 0), device=there if steps_there else -1), self._master)
-        if not found["fits"]:
-            return elsewhere, None, found["problem"], Tiers()
+        limit = ("DIR", max(disk, 0)) if disk is not None else ()
+        forecast = self._state(Budget(host, *limit)._replace(device=there if steps_there else -1))
+        if not forecast["fits"]:
+            return elsewhere, None, forecast["problem"], Tiers()
         there, host = there + rows.device, host + rows.host
         memory = f"device={there},host={host},disk=DIR,step=device" if steps_there else f"host={host},disk=DIR"
-        moved = Tiers(found["moved_per_step"] if steps_there else 0, 0, found["disk_moved_per_step"])
-        return Tiers(found["device_bytes"], found["host_bytes"], found["disk_bytes"]), memory, "", moved
+        again = 2 * max(found.steps - 1, 0) * forecast["disk_bytes"] // max(forecast["chunks"], 1)  # chunks that two steps share
+        moved = Tiers(forecast["moved_per_step"] if steps_there else 0, 0, forecast["disk_moved_per_step"] + again)
+        if disk is None or not forecast["disk_bytes"]:
+            return elsewhere, None, "", moved
+        return Tiers(forecast["device_bytes"], forecast["host_bytes"], forecast["disk_bytes"]), memory, "", moved
 
-    def _state(self, budget: Budget, master: str | None) -> dict[str, Any]:
+    def _state(self, budget: Budget, groups: Sequence[Any] | None = None) -> dict[str, Any]:
         """The core's forecast of state and masters."""
-        rule, groups, _ = self._groups(master)
-        found: dict[str, Any] = _core.forecast(rule, budget, groups)[0]
+        rule, own, _ = self.core_groups
+        found: dict[str, Any] = _core.forecast(rule, budget, own if groups is None else groups)[0]
         return found
 
-    def _groups(self, master: str | None) -> tuple[str, list[Any], int]:
-        """The core's rule, the groups as `_core.forecast` takes them, and bytes of row moments."""
+    @property
+    def core_groups(self) -> tuple[str, list[Any], int]:
+        """The core's rule, the groups as `_core.forecast` takes them, and bytes of row moments. Made once for all changes."""
+        key = self.weights, self.master
+        if key not in self._made:
+            self._made[key] = self._make_groups()
+        return self._made[key]
+
+    def _make_groups(self) -> tuple[str, list[Any], int]:
         dtype, options = TYPES[self.weights][0], {name: default for name, default, _ in _core.group_options()}
-        options |= {"state": self.state, "master": master, "min_quantized_numel": self.min_quantized_numel}
+        options |= {"state": self.state, "master": self._master, "min_quantized_numel": self.min_quantized_numel}
         if self.rule == "muon":
             from lowtide.planning.forecasts import sizes_for  # imports torch
             from lowtide.planning.rates import family_of
@@ -437,7 +419,7 @@ def _bytes(name: str, value: int | str | None) -> int | None:
     if not isinstance(value, str):
         raise ValueError(f"{name}: got {value!r}, wanted bytes as an int or '24GB'")
     if found := re.fullmatch(r"\s*([0-9.]+)\s*([kmgtKMGT]?)\s*", value):
-        if found[2] or (found[1].isdecimal() and 0 < int(found[1]) < _LEAST):  # too few bytes to be meant
+        if found[2] or (found[1].isdecimal() and 0 < int(found[1]) < LEAST):  # too few bytes to be meant
             unit = f"{found[2].upper().replace('K', 'k') or 'G'}B"
             raise ValueError(f"{name}: got {value!r}, wanted bytes with a unit; did you mean {found[1]}{unit}?")
     try:

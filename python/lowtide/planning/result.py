@@ -33,12 +33,13 @@ class Plan:
             "never at once", which is negative: the part that is absent when a step takes most.
         total: the sum of the lines, which is the peak of a step on each tier.
         moved: bytes of weights, gradients and state that a step of one forward and one backward pass copies to and from the device, and
-            reads from and writes to the disk. Steps in backward move some chunks of state twice (7 B: 1.09 times these bytes).
+            reads from and writes to the disk.
+        moved_weights: bytes of weights among those of the disk.
         fits: whether each tier has enough room.
         problem: if it does not fit: which tier lacks how much.
         unknown: why activations are not counted; "": they are counted.
         optimizer: arguments of the optimizer, with DIR for the directory. If weights stream, `memory` is for `lowtide.stream`.
-        streams: if weights stream: the call that makes them stream.
+        streams: if weights may stream: the call that makes them stream, or moves the model where layers compute.
         change: if it does not fit: the smallest change of the arguments that fits, or all changes if none does.
         changed: the plan with that change.
     """
@@ -52,6 +53,7 @@ class Plan:
     optimizer: Mapping[str, Any]
     streams: str
     moved: Tiers = Tiers()
+    moved_weights: int = 0
     change: Mapping[str, Any] = field(default_factory=dict)
     changed: Plan | None = None
 

@@ -65,19 +65,32 @@ class Schedule:
         to_come = sorted((n for n in self.here if (n < unit if backward else n > unit)), reverse=not backward)
         yield from (*passed, *to_come)
 
-    def step_bytes(self, trained: Sequence[int]) -> tuple[int, int]:
-        """Bytes that a step reads and writes once steps repeat: a forward pass, and a backward pass that changes `trained`
-        bytes of each unit, which are written when the unit leaves memory."""
-        trial, changed, found = Schedule(self.sizes, self.limit), set[int](), (0, 0)
+    def step(self, trained: Sequence[int], gradients: Sequence[Sequence[int]] = (), bucket: int | None = None) -> Step:
+        """A step once steps repeat: a forward pass, and a backward pass that changes `trained` bytes of each unit, which are written
+        when the unit leaves memory. gradients: bytes of each unit's, in the order in which they arrive. bucket: bytes of gradients that
+        wait for a step in backward; None: all wait for its end."""
+        trial, changed, found = Schedule(self.sizes, self.limit), set[int](), Step()
         order = range(len(self.sizes))
         for _ in range(3):
-            read = written = 0
+            read = written = steps = waiting = 0
             for unit, backward in [*((n, False) for n in order), *((n, True) for n in reversed(order))]:
                 moves = trial.turn(unit, backward)
+                if backward:
+                    changed.add(unit)
+                    if waiting and bucket is not None and changed & {*moves.let_go}:
+                        steps, waiting = steps + 1, 0
                 read += sum(self.sizes[n] for n in (moves.bring, moves.ahead) if n is not None)
                 written += sum(trained[n] for n in moves.let_go if n in changed)
                 changed -= {*moves.let_go}
-                if backward:
-                    changed.add(unit)
-            found = read, written
+                for size in gradients[unit] if backward and gradients else ():
+                    waiting += size
+                    if bucket is not None and waiting >= bucket:
+                        steps, waiting = steps + 1, 0
+            found = Step(read, written, steps + (waiting > 0))
         return found
+
+
+class Step(NamedTuple):
+    read: int = 0  # bytes of weights
+    written: int = 0
+    steps: int = 0  # of the optimizer, by buckets

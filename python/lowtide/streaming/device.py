@@ -8,9 +8,8 @@ part is the whole, so the CPU steps them like any others. State dicts look like 
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,8 +17,8 @@ from torch import nn
 from lowtide.checks.values import expect
 from lowtide.devices.sharding import STREAMED, is_dtensor, local_of
 from lowtide.optimizers.optimizer import Optimizer
-from lowtide.planning.schedule import device_peak
-from lowtide.streaming.weights import Placed, StreamedWeights, StreamingReport, Unit, no_bytes, put_back
+from lowtide.planning.units import Division, Layout
+from lowtide.streaming.weights import Placed, StreamedWeights, StreamingReport, no_bytes, put_back
 
 _PLACED = "hf_device_map"  # tells transformers' Trainer to leave the model where it is
 _OF_TORCH = "torch.distributed.fsdp"
@@ -27,32 +26,6 @@ _ITS_ENTRIES = ("__composable_api", "_fsdp_use_orig_params", "_is_fsdp_managed_m
 _SINCE_HOOKS_WAIT = (2, 13)  # from this torch on, hooks wait until gradients are in pinned memory
 
 _users = 0  # models that use the process group made here
-
-
-class Needs(NamedTuple):
-    """Bytes that units take."""
-
-    weights: int
-    gradients: int
-    pinned: int  # the weights in torch's page-locked memory, in powers of two
-    device: int  # the most weights and gradients on the device at once
-    to_device: int  # copied in one forward and one backward pass
-    to_host: int
-
-    @staticmethod
-    def of(model: nn.Module, units: Sequence[Unit], kept: Unit) -> Needs:
-        """kept: the parameters that stay on the device from the start of a forward pass to the end of its backward pass."""
-        each = [[param.nbytes for param in unit.params] for unit in (kept, *units)]
-        weights, gradients = [*map(sum, each)], [unit.gradient_bytes for unit in (kept, *units)]
-        users = Counter(id(param) for module in model.modules() for param in module._parameters.values())
-        tied = sum(param.nbytes for param in kept.params if param.requires_grad and users[id(param)] > 1)
-        in_layers = gradients[0] + device_peak(weights[1:], gradients[1:], [max(sizes, default=0) for sizes in each[1:]])
-        # At the end, a tied gradient is added to its other half, or all gradients follow those of the first layer to the host.
-        at_end = 2 * gradients[0] + tied + sum(gradients[1:2])
-        return Needs(
-            sum(weights), sum(gradients), sum(1 << (size - 1).bit_length() for sizes in each for size in sizes if size),
-            weights[0] + max(in_layers, at_end), 2 * sum(weights) - weights[0], sum(gradients),
-        )  # fmt: skip
 
 
 def accelerator() -> torch.device:
@@ -65,28 +38,6 @@ def accelerator() -> torch.device:
     size = group.get_world_size() if group.is_initialized() else 1
     expect(size == 1, "stream", f"a process group of {size} processes", "one: call fully_shard(layer, offload_policy=...) itself for more")
     return torch.device(found.type, torch.accelerator.current_device_index())
-
-
-def units_for_device(model: nn.Module, layers: Sequence[nn.Module], units: Sequence[Unit]) -> tuple[list[Unit], Unit]:
-    """The units that torch can move, and the remaining parameters. Raises ValueError for parameters that it cannot move."""
-    for name, param in model.named_parameters():
-        expect(type(param) is nn.Parameter, f"stream: {name}", f"a {type(param).__name__}", "a torch.nn.Parameter beside device=")
-    moved = []
-    for unit in units:
-        module = model.get_submodule(unit.name)
-        if any(module is layer for layer in layers):
-            shared = {*map(id, module.parameters())} - {*map(id, unit.params)}
-            expect(not shared, f"stream: {unit.name}", "a parameter that other modules share", "it outside of layers: torch moves whole layers")
-        elif not unit.name or any(module.children()):
-            continue  # torch would move the children, too
-        moved.append(unit)
-    found = {id(param) for unit in moved for param in unit.params}
-    kept = Unit("", [param for param in model.parameters() if id(param) not in found])
-    for unit in (*moved, kept):
-        kinds = {param.dtype for param in unit.params if param.requires_grad}
-        got = f"trained weights of {', '.join(sorted(map(str, kinds)))}"
-        expect(len(kinds) < 2, f"stream: {unit.name or type(model).__name__}", got, "one type in each layer: torch reduces them together")
-    return moved, kept
 
 
 def check_shardable(model: nn.Module) -> None:
@@ -110,10 +61,9 @@ class DeviceWeights:
     def __init__(
         self,
         model: nn.Module,
-        units: Sequence[Unit],
-        needs: Needs,
+        layout: Layout,
+        found: Division,
         device: torch.device,
-        pinned: bool,
         file: StreamedWeights | None = None,
         but: Sequence[Placed] = (),
     ) -> None:
@@ -122,7 +72,7 @@ class DeviceWeights:
             from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
         except ImportError:
             raise NotImplementedError(f"stream: got torch {torch.__version__}, wanted 2.6 or newer: it has fully_shard") from None
-        self._model, self._needs, self._file = weakref.ref(model), needs, file
+        self._model, self._layout, self._found, self._file = weakref.ref(model), layout, found, file
         self._handles: list[Any] = []
         self._placed: Any = None
         self._optimizer: weakref.ref[Optimizer] | None = None
@@ -131,12 +81,12 @@ class DeviceWeights:
             torch.empty(0, device=device)  # otherwise the mesh chooses a device for the process
             options: dict[str, Any] = {
                 "mesh": torch.distributed.init_device_mesh(device.type, (1,), mesh_dim_names=(STREAMED,)),
-                "offload_policy": CPUOffloadPolicy(pin_memory=pinned),
+                "offload_policy": CPUOffloadPolicy(pin_memory=found.pinned is not None),
             }
             given = {name: vars(param) for name, param in model.named_parameters(remove_duplicate=False)}
             empty = {id(each.now) for each in but}
             names = {id(param): name for name, param in model.named_parameters()}
-            for number, unit in enumerate(units):
+            for number, unit in enumerate(layout.units):
                 shards: Any = fully_shard(model.get_submodule(unit.name), **options)
                 if file:
                     params = {id(param): model.get_parameter(names[id(param)]) for param in unit.params}
@@ -160,24 +110,24 @@ class DeviceWeights:
             self._handles.append(hooked.register_state_dict_post_hook(_with_plain_tensors))
             self._handles.append(hooked.register_load_state_dict_pre_hook(_into_shards))
 
-    def watch(self, optimizer: Optimizer, in_backward: bool) -> None:
+    def watch(self, model: nn.Module, optimizer: Optimizer, in_backward: bool) -> None:
         """Follows the optimizer of the model: its dicts have plain tensors, and at the end it gets the original parameters
         back. in_backward: it steps in backward passes, which leave no copies of weights on the device."""
-        self._optimizer, model = weakref.ref(optimizer), self._model
+        self._optimizer, of = weakref.ref(optimizer), self._model
         if self._file:
-            self._file.watch(_alive(model), optimizer, in_backward)
+            self._file.watch(model, optimizer, in_backward)
         self._handles.append(optimizer.register_state_dict_post_hook(_plain_state))
         if not in_backward:
-            self._handles.append(optimizer.register_step_pre_hook(lambda *_: _reshard(model())))
+            self._handles.append(optimizer.register_step_pre_hook(lambda *_: _reshard(of())))
 
     def report(self) -> StreamingReport:
         """Waits for the disk. Raises like `StreamedWeights.turn`."""
-        needs = self._needs
+        layout, divided = self._layout, self._found
         found = self._file.report() if self._file else no_bytes()
         if not self._file:
-            found["memory_bytes"] = needs.weights
-        found["weight_bytes"], found["device_bytes"] = needs.weights, needs.device
-        found["to_device_bytes"], found["to_host_bytes"] = needs.to_device, needs.to_host
+            found["memory_bytes"] = layout.nbytes
+        found["weight_bytes"], found["device_bytes"] = layout.nbytes, divided.weights.device + divided.gradients.device
+        found["to_device_bytes"], found["to_host_bytes"] = divided.moved.device - layout.gradient_bytes, layout.gradient_bytes
         return found
 
     def move_back(self, but: Sequence[Placed] = ()) -> None:

@@ -13,21 +13,22 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from lowtide import _core
 from lowtide.checks.values import expect
-from lowtide.devices.places import has_kernels, place_on
+from lowtide.devices.places import HOST, Place, has_kernels, place_on
 from lowtide.memory.budgets import Memory, size_of
-from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE, path_of
+from lowtide.memory.forecast import GRADIENT_BUCKET, path_of
 from lowtide.optimizers.adam import AdamW
 from lowtide.optimizers.classes import CLASSES
 from lowtide.optimizers.optimizer import Optimizer
-from lowtide.planning.forecasts import forecast
+from lowtide.planning.forecasts import Forecasts, forecast
+from lowtide.planning.layers import layers_of, units_for_device, units_of
 from lowtide.planning.schedule import Schedule
+from lowtide.planning.units import Division, Layout, divide
 from lowtide.report.log import logger
-from lowtide.streaming.device import DeviceWeights, Needs, accelerator, check_shardable, may_pin, units_for_device
+from lowtide.streaming.device import DeviceWeights, accelerator, check_shardable, may_pin
 from lowtide.streaming.weights import (
-    StreamedWeights, StreamingReport, Unit, check_separate, layers_of, no_bytes, place_on_cpu, place_without_values, put_back, units_of, with_memory
+    Placed, StreamedWeights, StreamingReport, check_separate, no_bytes, place_on_cpu, place_without_values, put_back, with_memory
 )  # fmt: skip
 
-_LEAST_STATE = 16 << 20  # bytes of a device through which state streams
 _STREAMED: weakref.WeakKeyDictionary[nn.Module, StreamedWeights | DeviceWeights] = weakref.WeakKeyDictionary()
 _RESIDENT: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models passed to `stream` that fit whole
 
@@ -84,87 +85,66 @@ def stream(
     check_separate(model)
     chosen = layers_of(model, layers)
     make([nn.Parameter(torch.zeros(1))], **options)  # raises for bad options before anything moves
-    if given.device is not None:
-        return model, _to_device(model, make, given, chosen, options, _state_bytes(model, optimizer, options))
-    assert given.host is not None
-    *units, kept = units_of(model, chosen)
-    host, weights = size_of("host", given.host), sum(unit.bytes for unit in units)
-    always = kept.bytes + _gradient_bytes([*units, kept], options["step_in_backward"])
-    if given.disk is None or weights + always + _state_bytes(model, optimizer, options) <= host:
-        room = host - weights - always
-        got, what = _core.format_bytes(host), _core.format_bytes(weights + always)
-        expect(room >= 0, f"{where}: memory: host", got, f"{what} of weights and gradients, and room for state, or disk=DIRECTORY")
-        return model, _resident(model, make, given.replaced(host=room), options)
-    limit = _weights_in_memory(units, always, host)
-    streamed, placed = StreamedWeights.move(model, chosen, _file_for(units, given), limit)
+    device = None if given.device is None else accelerator()
+    limits = [None if size is None else size_of(tier, size, place) for tier, size, place in _limits(given, device)]
+    in_backward = options["step_in_backward"]
+    layout = units_for_device(model, chosen) if device else units_of(model, chosen)
+    found = divide(
+        layout, _state(model, optimizer, options, None).state_bytes, bucket_of(in_backward), limits, given.disk is not None,
+        steps_there=device is not None and has_kernels(device) and given.step != "host", pins=may_pin(in_backward is not False),
+    )  # fmt: skip
+    if found.short:
+        tier, needed, of = found.short
+        expect(False, f"{where}: memory: {tier}", _core.format_bytes(limits[tier == "host"] or 0), f"{_core.format_bytes(needed)}{of}")
+    memory = given.replaced(device=found.left[0], host=found.left[1])
+    if device is None and not (state := _state(model, optimizer, options, memory)).fits:
+        raise ValueError(f"{where}: {state.problem}, of the {_core.format_bytes(found.taken)} less that weights and gradients leave")
+    if not found.streams:
+        return model, _resident(model, make, memory, options, device or "cpu")
+    streamed: StreamedWeights | DeviceWeights
+    if device:
+        check_shardable(model)
+        streamed, placed = _on_device(model, chosen, device, layout, found, given)
+    else:
+        streamed, placed = StreamedWeights.move(model, chosen, _file_for(given, found), found.limit or 0)
     try:
-        made = make(model.parameters(), memory=given.replaced(host=host - always - limit), **options)
+        made = make(model.parameters(), memory=memory.replaced(step=None), **options)
     except BaseException:
         streamed.move_back(placed)
+        put_back(placed)
         raise
-    streamed.watch(model, made, options["step_in_backward"] is not False)
+    streamed.watch(model, made, in_backward is not False)
     _RESIDENT.discard(model)
     _STREAMED[model] = streamed
-    _tell(model, len(units))
+    _tell(model, len(layout.units))
     return model, made
 
 
-def _to_device(
-    model: nn.Module, make: Callable[..., Optimizer], given: Memory, layers: Sequence[nn.Module], options: Mapping[str, Any], state: int
-) -> Optimizer:
-    """Makes the optimizer of a model that trains on the accelerator. state: bytes of its state."""
-    where, size, device = "stream: memory", _core.format_bytes, accelerator()
-    if given.device is None or given.device == "auto":
-        raise ValueError(f"{where}: device: got 'auto', wanted bytes, or a share: nobody knows yet what activations will take")
-    units, kept = units_for_device(model, layers, units_of(model, layers)[:-1])
-    needs, in_backward = Needs.of(model, units, kept), options["step_in_backward"]
-    limit = size_of("device", given.device, place_on(device))
-    host = None if given.host is None else size_of("host", given.host)
-    gradients = _gradient_bytes([*units, kept], in_backward)
-    disk = "" if given.disk else ", or disk=DIRECTORY"
-    beside, steps_there = limit - needs.weights - gradients, has_kernels(device) and given.step != "host"
-    if beside >= (min(state, _LEAST_STATE) if steps_there else 0):
-        left = state - beside if steps_there else state
-        fits = host is None or given.disk is not None or left <= host
-        expect(fits, f"{where}: host", size(host or 0), f"{size(left)} of state that {device} has no room for{disk}")
-        return _resident(model, make, given.replaced(device=beside if steps_there else None), options, device)
-    check_shardable(model)
-    expect(needs.device <= limit, f"{where}: device", size(limit), f"{size(needs.device)}: a layer, its gradients and the last one's")
-    always = needs.weights + gradients
-    less = gradients - _gradient_bytes([*units, kept], True)
-    hint = f", or {size(less)} less with step_in_backward=True" if in_backward is False and less else ""
-    least = always + (min(state, STREAMED_STATE) if given.disk else state)
-    at_once: int | None = None  # bytes of weights in host memory, if they are on the disk
-    pinned, beside = False, gradients
-    if host is not None and host < least:
-        expect(bool(given.disk), f"{where}: host", size(host), f"{size(least)} of weights, gradients and state{disk}{hint}")
-        beside += kept.bytes
-        at_once = _weights_in_memory(units, beside, host)
-    else:
-        pinned = may_pin(in_backward is not False) and (host is None or host >= least - needs.weights + needs.pinned)
-    taken = beside + (at_once if at_once is not None else needs.pinned if pinned else needs.weights)
-    placed, streamed = place_without_values(model), None
+def _limits(given: Memory, device: torch.device | None) -> Sequence[tuple[str, int | str | None, Place]]:
+    """The budgets of a device and of host memory, with their names and places."""
+    if given.device == "auto":
+        raise ValueError("stream: memory: device: got 'auto', wanted bytes, or a share: nobody knows yet what activations will take")
+    return ("device", given.device, place_on(device) if device else HOST), ("host", given.host, HOST)
+
+
+def _on_device(
+    model: nn.Module, layers: Sequence[nn.Module], device: torch.device, planned: Layout, found: Division, given: Memory
+) -> tuple[DeviceWeights, list[Placed]]:
+    """Makes the layers stream to the device, from host memory or from the disk."""
+    placed = place_without_values(model)
     try:
-        units, kept = units_for_device(model, layers, units_of(model, layers)[:-1])
+        layout = units_for_device(model, layers)
         empty = {id(each.now) for each in placed}
-        for unit in [kept] if at_once is not None else [*units, kept]:
+        from_disk = found.limit is not None
+        for unit in [layout.kept] if from_disk else [*layout.units, layout.kept]:
             with_memory(unit, empty)
         file = None
-        if at_once is not None:
-            file = StreamedWeights(_file_for(units, given), [*units], Schedule([unit.bytes for unit in units], at_once))
-        streamed = DeviceWeights(model, units, needs, device, pinned, file, placed)
-        memory = given.replaced(device=None, step=None, host=None if host is None else host - taken)
-        made = make(model.parameters(), memory=memory, **options)
+        if found.limit is not None:
+            file = StreamedWeights(_file_for(given, found), [*layout.units], Schedule(layout.sizes, found.limit))
+        return DeviceWeights(model, layout, found, device, file, placed), placed
     except BaseException:
-        if streamed:
-            streamed.move_back(placed)
         put_back(placed)
         raise
-    streamed.watch(made, in_backward is not False)
-    _RESIDENT.discard(model)
-    _STREAMED[model] = streamed
-    _tell(model, len(units))
-    return made
 
 
 def _resident(
@@ -223,32 +203,23 @@ def _streamed(model: nn.Module, where: str) -> StreamedWeights | DeviceWeights:
     return streamed
 
 
-def _weights_in_memory(units: Sequence[Unit], beside: int, host: int) -> int:
-    """The bytes of units that may be in host memory at once. beside: bytes of other weights and of gradients."""
-    sizes = [unit.bytes for unit in units]
-    least, room = Schedule.least(sizes), host - beside - STREAMED_STATE
-    wanted = f"{_core.format_bytes(least + beside + STREAMED_STATE)}: three layers, their gradients, and buffers for state"
-    expect(room >= least, "stream: memory: host", _core.format_bytes(host), wanted)
-    return min(sum(sizes), room)
-
-
-def _file_for(units: Sequence[Unit], given: Memory) -> _core.MappedFile:
+def _file_for(given: Memory, found: Division) -> _core.MappedFile:
     assert given.disk is not None
-    return _core.MappedFile(path_of("memory: disk", given.disk), max(sum(unit.bytes for unit in units), 1))
+    return _core.MappedFile(path_of("memory: disk", given.disk), max(found.weights.disk, 1))
 
 
-def _gradient_bytes(units: Sequence[Unit], in_backward: bool | int | str) -> int:
-    """The most bytes of gradients that exist at once."""
-    each = [unit.gradient_bytes for unit in units]
+def bucket_of(in_backward: bool | int | str) -> int | None:
+    """Bytes of gradients that wait for a step in backward; None: all wait for its end."""
     if in_backward is False:
-        return sum(each)
-    return min(sum(each), max(each) + (GRADIENT_BUCKET if in_backward is True else size_of("step_in_backward", in_backward)))
+        return None
+    return GRADIENT_BUCKET if in_backward is True else size_of("step_in_backward", in_backward)
 
 
-def _state_bytes(model: nn.Module, optimizer: type[Optimizer], options: Mapping[str, Any]) -> int:
+def _state(model: nn.Module, optimizer: type[Optimizer], options: Mapping[str, Any], memory: Memory | None) -> Forecasts:
+    """The state of the model's optimizer."""
     rule = next((rule for cls in optimizer.__mro__ for rule, known in CLASSES.items() if cls is known), None)
     if rule is None:
         raise TypeError(f"stream: optimizer: got {optimizer.__name__}, wanted one of {', '.join(cls.__name__ for cls in CLASSES.values())}")
     planned = inspect.signature(forecast).parameters
-    found: int = forecast(model, rule, **{name: value for name, value in options.items() if name in planned}).state_bytes
+    found: Forecasts = forecast(model, rule, memory=memory, **{name: value for name, value in options.items() if name in planned})
     return found

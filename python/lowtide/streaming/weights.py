@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,11 +26,9 @@ from lowtide.checks.values import expect
 from lowtide.devices.sharding import local_of
 from lowtide.optimizers.backward import StepInBackward
 from lowtide.optimizers.optimizer import Optimizer
+from lowtide.planning.layers import units_of
 from lowtide.planning.schedule import Schedule
-
-_PAGE, _LINE = 4096, 64  # bytes of a page of memory, and of a line of a processor's cache
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-_SMALL = 1 << 20  # smaller modules outside layers stay in memory (bytes)
+from lowtide.planning.units import Unit, up
 
 
 class StreamingReport(TypedDict):
@@ -52,86 +50,6 @@ def no_bytes() -> StreamingReport:
         weight_bytes=0, memory_bytes=0, read_bytes=0, written_bytes=0, planned_read_bytes=0, planned_written_bytes=0,
         device_bytes=0, to_device_bytes=0, to_host_bytes=0,
     )  # fmt: skip
-
-
-class Unit(NamedTuple):
-    """The weights of a module, which move together. Does not keep the module alive."""
-
-    name: str
-    params: list[nn.Parameter]  # frozen ones, which are never written again, come first
-    looked_up: bool = False  # whether forward reads only a few rows
-
-    @property
-    def bytes(self) -> int:
-        """The size of the unit in the file."""
-        return _up(sum(_up(param.nbytes, _LINE) for param in self.params), _PAGE)
-
-    @property
-    def gradient_bytes(self) -> int:
-        return sum(param.nbytes for param in self.params if param.requires_grad)
-
-    def first_trained(self) -> int:
-        """The offset at which trained parameters begin in the unit; its size if there are none."""
-        offset = 0
-        for param in self.params:
-            if param.requires_grad:
-                return offset // _PAGE * _PAGE
-            offset += _up(param.nbytes, _LINE)
-        return self.bytes
-
-
-def _up(size: int, to: int) -> int:
-    return -(-size // to) * to
-
-
-def layers_of(model: nn.Module, given: Iterable[nn.Module] | None) -> list[nn.Module]:
-    """The given layers, or the entries of the module list with the most bytes of weights. Raises ValueError if there are none,
-    or if they are not separate modules of `model` that are called."""
-    if given is None:
-        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-        expect(bool(lists), "model", f"a {type(model).__name__} without an nn.ModuleList", "layers=, a list of its modules")
-        layers = [*_called(max(lists, key=lambda each: sum(param.nbytes for param in each.parameters())))]
-    else:
-        layers = list(given)
-    expect(bool(layers), "layers", "none", "modules of the model that compute one after another")
-    known, inside = {*map(id, model.modules())}, {id(part) for layer in layers for part in layer.modules() if part is not layer}
-    for number, layer in enumerate(layers):
-        name = f"layers[{number}]"
-        expect(id(layer) in known, name, f"a {type(layer).__name__} of another model", "a module of the model")
-        expect(id(layer) not in inside, name, f"a {type(layer).__name__} inside another layer", "layers that are separate")
-        expect(not isinstance(layer, _CONTAINERS), name, f"a {type(layer).__name__}, which is never called", "its entries")
-    return layers
-
-
-def _called(module: nn.Module) -> Iterator[nn.Module]:
-    """The entries of a list, and of lists in it, because containers are never called."""
-    if isinstance(module, _CONTAINERS):
-        for entry in module.children():
-            yield from _called(entry)
-    else:
-        yield module
-
-
-def units_of(model: nn.Module, layers: Sequence[nn.Module]) -> list[Unit]:
-    """The units in the order of `model.modules()`: layers, and large modules outside them. A last unit, without a module, has
-    the other parameters, which stay in memory because they are small or shared between units."""
-    inside = {id(module): layer for layer in layers for module in layer.modules()}
-    users: dict[int, set[int]] = {}
-    for module in model.modules():
-        for param in module._parameters.values():
-            if param is not None:
-                users.setdefault(id(param), set()).add(id(inside.get(id(module), module)))
-    units: list[Unit] = []
-    kept = {id(param): param for param in model.parameters()}
-    for name, module in model.named_modules():
-        is_layer = any(module is layer for layer in layers)
-        if is_layer or id(module) not in inside:
-            own = [p for p in (module.parameters() if is_layer else module.parameters(recurse=False)) if len(users[id(p)]) == 1]
-            if is_layer or sum(param.nbytes for param in own) >= _SMALL:
-                units.append(Unit(name, sorted(own, key=lambda param: param.requires_grad), isinstance(module, nn.Embedding)))
-                for param in own:
-                    kept.pop(id(param), None)
-    return [*units, Unit("", list(kept.values()))]
 
 
 def check_separate(model: nn.Module) -> None:
@@ -172,10 +90,10 @@ class StreamedWeights:
         placed = place_without_values(model)
         try:
             empty = {id(each.now) for each in placed}
-            *units, kept = units_of(model, layers)
-            with_memory(kept, empty)
-            self = StreamedWeights(file, units, Schedule([unit.bytes for unit in units], limit))
-            for number, unit in enumerate(units):
+            layout = units_of(model, layers)
+            with_memory(layout.kept, empty)
+            self = StreamedWeights(file, layout.units, Schedule(layout.sizes, limit))
+            for number, unit in enumerate(layout.units):
                 self.take(number, [param for param in unit.params if id(param) in empty])
         except BaseException:
             put_back(placed)
@@ -190,7 +108,7 @@ class StreamedWeights:
             values = self.file.tensor(place, tensor.nbytes).view(tensor.dtype)
             dense = has_values and _is_dense(tensor)
             values = values.as_strided(tensor.shape, tensor.stride()) if dense else values.view(tensor.shape)
-            place += _up(tensor.nbytes, _LINE)
+            place += up(tensor.nbytes)
             if has_values:
                 values.copy_(tensor.detach())
             tensor.data = values
@@ -264,8 +182,8 @@ class StreamedWeights:
         schedule, found = self.schedule, no_bytes()
         found["weight_bytes"], found["memory_bytes"] = sum(schedule.sizes), schedule.limit
         found["read_bytes"], found["written_bytes"] = self.file.read_bytes, self.file.written_bytes
-        read, written = schedule.step_bytes([unit.bytes - unit.first_trained() for unit in self.units])
-        found["planned_read_bytes"], found["planned_written_bytes"] = read, written
+        planned = schedule.step([unit.bytes - unit.first_trained() for unit in self.units])
+        found["planned_read_bytes"], found["planned_written_bytes"] = planned.read, planned.written
         return found
 
     def move_back(self, but: Sequence[Placed] = ()) -> None:

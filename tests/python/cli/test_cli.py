@@ -65,7 +65,7 @@ def test_plan_says_what_fits_and_what_would(run, columns):
 
 
 def test_plan_agrees_with_the_library(run, tmp_path):
-    given = {"gpu": "24GB", "ram": "20GB", "disk": "1TB", "weights": "bfloat16", "master": "residual8", "seq": 512, "batch": 2}
+    given = {"gpu": "12GB", "ram": "20GB", "disk": "1TB", "weights": "bfloat16", "master": "residual8", "seq": 512, "batch": 2}
     options = [word for name, value in given.items() for word in (f"--{name}", value)]
     found = run("plan", "--model", "Qwen2.5-7B", *options, "--stream", "--step-in-backward", "--checkpointing", "--json")
     plan = lowtide.plan("Qwen2.5-7B", **given, stream=True, step_in_backward=True, checkpointing=True)

@@ -13,7 +13,7 @@ import xpu_device
 from llama_support import EXAMPLES  # puts the example on the path
 
 import big_model
-from lowtide.streaming import stream as streaming
+from lowtide.planning import units as planning
 
 assert Path(big_model.__file__).parent == EXAMPLES
 SMALL = ["--params", "1e6", "--sequence", "16"]
@@ -23,7 +23,7 @@ SMALL = ["--params", "1e6", "--sequence", "16"]
 def test_a_disk_changes_no_bit(
     master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], figure: Callable[[str], None]
 ) -> None:
-    monkeypatch.setattr(streaming, "STREAMED_STATE", 256 << 10)
+    monkeypatch.setattr(planning, "STREAMED_STATE", 256 << 10)
     monkeypatch.setattr(big_model, "BUCKET", 100_000)
     runs = []
     ram = big_model.BESIDE + 1_900_000  # four of six layers, of 1.7 MB of weights and as much state
@@ -47,7 +47,7 @@ def test_a_disk_changes_no_bit(
 
 def test_a_gpu_changes_no_bit(xpu: xpu_device.Xpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None]) -> None:
     """Whatever is on the GPU, in RAM or on the disk; a save goes on with another budget."""
-    monkeypatch.setattr(streaming, "STREAMED_STATE", 256 << 10)
+    monkeypatch.setattr(planning, "STREAMED_STATE", 256 << 10)
     monkeypatch.setattr(big_model, "BUCKET", 100_000)
     beside, unit = big_model.SHAPES["1e6"].beside(16), 1_500_000
     ram, saves = big_model.BESIDE + 1_900_000, ["--save", str(tmp_path / "saves")]

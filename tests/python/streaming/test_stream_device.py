@@ -18,9 +18,11 @@ from xpu_device import Xpu
 
 import lowtide
 from lowtide.devices.sharding import local_of
+from lowtide.planning import units as planning
+from lowtide.planning.layers import layers_of, units_for_device
 from lowtide.planning.schedule import Schedule
-from lowtide.streaming import device as streaming_device, stream as streaming, weights
-from lowtide.streaming.weights import layers_of, units_of
+from lowtide.planning.units import Layout
+from lowtide.streaming import stream as streaming
 
 Figure = Callable[[str], None]
 
@@ -28,21 +30,22 @@ Figure = Callable[[str], None]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes of these nets, whose table and head take turns like layers."""
-    monkeypatch.setattr(streaming, "STREAMED_STATE", 256 << 10)
-    monkeypatch.setattr(weights, "_SMALL", 1024)
+    monkeypatch.setattr(planning, "STREAMED_STATE", 256 << 10)
+    monkeypatch.setattr(planning, "SMALL", 1024)
 
 
-def needs_of(net: nn.Module) -> streaming_device.Needs:
-    layers = layers_of(net, None)
-    return streaming_device.Needs.of(net, *streaming_device.units_for_device(net, layers, units_of(net, layers)[:-1]))
+def layout_of(net: nn.Module) -> Layout:
+    return units_for_device(net, layers_of(net, None))
 
 
 def least_host(net: nn.Module, in_backward: bool | int) -> int:
     """Bytes of host memory for three units; the others are on the disk."""
-    layers = layers_of(net, None)
-    units, kept = streaming_device.units_for_device(net, layers, units_of(net, layers)[:-1])
-    gradients = streaming._gradient_bytes([*units, kept], in_backward)
-    return Schedule.least([unit.bytes for unit in units]) + kept.bytes + gradients + streaming.STREAMED_STATE
+    layout = layout_of(net)
+    return Schedule.least(layout.sizes) + layout.kept.bytes + gradients_of(layout, in_backward) + planning.STREAMED_STATE
+
+
+def gradients_of(layout: Layout, in_backward: bool | int) -> int:
+    return layout.gradients(streaming.bucket_of(in_backward), 0)
 
 
 def resident(net: nn.Module, **options: Any) -> tuple[nn.Module, lowtide.Optimizer]:
@@ -53,7 +56,7 @@ def streamed(net: nn.Module, host: int | None = None, disk: Path | None = None, 
     """Streams with the least device memory that suffices and, with weights on the disk, the least host memory."""
     if disk and host is None:
         host = least_host(net, options.get("step_in_backward", True))
-    found = lowtide.stream(net, {"device": needs_of(net).device, "host": host, "disk": disk}, **options)
+    found = lowtide.stream(net, {"device": layout_of(net).device_bytes(), "host": host, "disk": disk}, **options)
     assert net in streaming._STREAMED
     return found
 
@@ -94,8 +97,8 @@ def test_a_device_changes_no_bit(
         return losses, values(net)
 
     wanted = run(*resident(Net(kind, reentrant), **options))
-    net, host = Net(kind), streaming.STREAMED_STATE + needs_of(Net(kind)).weights
-    host += streaming._gradient_bytes(units_of(net, layers_of(net, None)), in_backward)
+    net, host = Net(kind), planning.STREAMED_STATE + layout_of(Net(kind)).nbytes
+    host += gradients_of(layout_of(net), in_backward)
     for budget in ({}, {"host": host, "disk": tmp_path}, {"disk": tmp_path}):
         net, opt = streamed(Net(kind, reentrant), **budget, step_in_backward=in_backward, **options)
         assert all(local_of(param).is_pinned() is not bool(budget) for param in net.parameters())
@@ -221,7 +224,7 @@ def test_unstream_leaves_nothing(xpu: Xpu, on_disk: bool, tmp_path: Path, figure
 def test_what_fits_is_on_the_device(xpu: Xpu, tmp_path: Path, figure: Figure) -> None:
     wanted = train(*resident(Net(), lr=1e-2), 2, device="xpu")
     state = []
-    for device in ("1GiB", needs_of(Net()).weights * 5 // 2 + 65536):
+    for device in ("1GiB", layout_of(Net()).nbytes * 5 // 2 + 65536):
         net, opt = lowtide.stream(Net(device="meta"), lowtide.Memory(device=device), lr=1e-2)
         net.load_state_dict(Net().state_dict())
         assert not any(lowtide.streaming_report(net).values()) and {param.device.type for param in net.parameters()} == {"xpu"}
@@ -282,26 +285,26 @@ def test_a_process_group_of_the_user_stays(xpu: Xpu) -> None:
 
 
 def test_refusals(xpu: Xpu, tmp_path: Path, figure: Figure) -> None:
-    needs, before, refused = needs_of(Net()), values(Net()), 0
+    layout, before, refused = layout_of(Net()), values(Net()), 0
     shared, mixed = Net(), Net()
     shared.layers[2].up.weight = shared.layers[1].up.weight
     mixed.layers[2].up.bfloat16()
     cases: list[tuple[nn.Module, dict[str, Any], dict[str, Any], str]] = [
-        (Net(), {"device": needs.device - 1}, {}, r"device: got .*, wanted .*: a layer, its gradients and the last one's"),
+        (Net(), {"device": layout.device_bytes() - 1}, {}, r"device: got .*, wanted .*: a layer, its gradients and the last one's"),
         (Net(), {"device": "auto"}, {}, "device: got 'auto', wanted bytes, or a share"),
-        (Net(), {"host": needs.weights}, {}, r"host: got .* wanted .* of weights, gradients and state, or disk=DIRECTORY$"),
+        (Net(), {"host": layout.nbytes}, {}, r"host: got .* wanted .* of weights, gradients and state, or disk=DIRECTORY$"),
         (Net(), {"host": least_host(Net(), 0) - 1, "disk": tmp_path}, {"step_in_backward": 0}, "host: got .* three layers, their gradients, and"),
         (Net(), {"device": "1GiB", "host": 4096}, {"state": "fp32"}, None),  # all state is on the device
         (shared, {}, {}, "layers.1: got a parameter that other modules share"),
         (mixed, {}, {}, r"layers.2: got trained weights of torch.bfloat16, torch.float32, wanted one type in each layer"),
-        (Net(), {"device": needs.device, "host": "1GiB", "transfer": "copy"}, {}, "transfer for parameters on cpu"),
+        (Net(), {"device": layout.device_bytes(), "host": "1GiB", "transfer": "copy"}, {}, "transfer for parameters on cpu"),
     ]  # fmt: skip
     for net, memory, options, words in cases:
         if words is None:
             lowtide.unstream(lowtide.stream(net, memory, lr=1e-2, **options)[0])
             continue
         with pytest.raises(ValueError, match=words):
-            lowtide.stream(net, {"device": needs.device, **memory}, lr=1e-2, **options)
+            lowtide.stream(net, {"device": layout.device_bytes(), **memory}, lr=1e-2, **options)
         assert not dist.is_initialized() and not any(type(module).__name__.startswith("FSDP") for module in net.modules())
         if net not in (shared, mixed):
             assert values(net) == before
@@ -462,7 +465,7 @@ def test_making_takes_the_device_memory_of_the_plan(xpu: Xpu, figure: Figure) ->
 def test_streaming_after_fitting_is_reported(tmp_path: Path) -> None:
     net = Net()
     lowtide.stream(net, {"host": "1GiB"}, lr=1e-2)
-    net, _ = lowtide.stream(net, {"host": 2 * streaming.STREAMED_STATE + 1_000_000, "disk": tmp_path}, lr=1e-2, step_in_backward=0)
+    net, _ = lowtide.stream(net, {"host": 2 * planning.STREAMED_STATE + 1_000_000, "disk": tmp_path}, lr=1e-2, step_in_backward=0)
     assert lowtide.streaming_report(net)["weight_bytes"] > 0
     lowtide.unstream(net)
     with pytest.raises(ValueError):

@@ -17,7 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 import lowtide
 from lowtide.streaming import stream as streaming
-from lowtide.streaming.weights import layers_of, units_of
+from lowtide.planning import units as planning
+from lowtide.planning.layers import layers_of, units_of
 
 __all__ = ["one_thread"]
 LAYERS, WIDTH, ROOM = 8, 128, 3
@@ -59,9 +60,9 @@ def _train(
         _, opt = lowtide.stream(model, {"device": sum(param.nbytes for param in model.parameters())}, **options)
         assert model in streaming._STREAMED
     else:
-        units = units_of(model, layers_of(model, None))
-        gradients = streaming._gradient_bytes(units, options["step_in_backward"])
-        host = gradients + units[-1].bytes + streaming.STREAMED_STATE + ROOM * units[0].bytes
+        layout = units_of(model, layers_of(model, None))
+        gradients = layout.gradients(streaming.bucket_of(options["step_in_backward"]), layout.tied)
+        host = gradients + layout.kept.bytes + planning.STREAMED_STATE + ROOM * layout.sizes[0]
         _, opt = lowtide.stream(model, lowtide.Memory(host=host, disk=folder), **options)
         assert model in streaming._STREAMED
     args = TrainingArguments(
@@ -88,7 +89,7 @@ def test_a_disk_changes_no_bit_of_a_trainer(
     make: Callable[[int], Any], options: dict[str, Any], arguments: dict[str, Any], tmp_path: Path, seed: int,
     monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(streaming, "STREAMED_STATE", 256 << 10)
+    monkeypatch.setattr(planning, "STREAMED_STATE", 256 << 10)
     monkeypatch.setattr(streaming, "GRADIENT_BUCKET", 4096)
     wanted = _train(make(seed), None, tmp_path / "memory", options, arguments)
     scratch = tmp_path / "scratch"
