@@ -133,6 +133,7 @@ class Model:
     shapes: Sequence[Shape]
     decoder: Decoder | None = None
     unknown: str = ""  # the reason why there is no decoder
+    mixed: bool = False  # frozen weights have another type than trained ones
     layout: Callable[[int, bool], Any] | None = None  # bytes per trained element, and whether a device computes → its `Layout`
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
+from torch import nn
 
 from lowtide import _core
 from lowtide.checks.values import number
@@ -18,6 +21,7 @@ from lowtide.memory.forecast import path_of
 from lowtide.optimizers.classes import CLASSES
 from lowtide.optimizers.registry import hyper_of
 from lowtide.options.hyper import hyper_keys, hyper_values
+from lowtide.planning.models import Decoder, elements
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,10 @@ class Rates:
         engine: the I/O engine that was measured: "io_uring" or "threads".
         direct: whether the measurement bypassed the page cache; if not, read and write partly measure it.
         link: bytes per second between a device and host memory, in each direction.
+        layers: floating-point operations of products with weights per second of a CPU's forward and backward passes.
+        head: likewise, of the output layer and the loss.
+        read_weights, write_weights: bytes per second of the disk for weights that stream, through the page cache.
+        change_weights: bytes per second at which such weights are first changed in memory.
     """
 
     step: float | Mapping[str, float] = 0.0
@@ -38,6 +46,11 @@ class Rates:
     engine: str = ""
     direct: bool = False
     link: float = 0.0
+    layers: float = 0.0
+    head: float = 0.0
+    read_weights: float = 0.0
+    write_weights: float = 0.0
+    change_weights: float = 0.0
 
     def step_of(self, state: str) -> float:
         """Bytes of state in this format stepped per second."""
@@ -104,6 +117,86 @@ def step_rates(
             if states is not None or state == wanted[0]:
                 raise
     return step
+
+
+def layers_rates(of: Decoder, kind: torch.dtype, seq: int, batch: int) -> dict[str, float]:
+    """The rates `layers` and `head` of a decoder; at most 1024 tokens and about 64 MiB of weights are computed, each of them once in a
+    pass, as in training."""
+    batch, seq = (1, min(seq, 1024)) if seq * batch > 1024 else (batch, seq)
+    layer = of.layer()
+    count = max(2, (64 << 20) // (kind.itemsize * elements([*layer.values()])))
+    layers = [{name: torch.rand(shape, dtype=kind) / shape[-1] for name, shape in layer.items()} for _ in range(count)]
+    given = torch.rand(batch, seq, of.hidden, dtype=kind)
+    half = of.queries // of.heads // 2
+    turn = torch.rand(seq, 2 * half, dtype=kind)
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(kind)
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x * turn + torch.cat((-x[..., half:], x[..., :half]), -1) * turn
+
+    def forward() -> torch.Tensor:
+        """As Transformers' LLaMA computes."""
+        x, linear = given, nn.functional.linear
+        for each in layers:
+            y = norm(x, each["norm1"])
+            q, k, v = (linear(y, each[name]).view(batch, seq, -1, 2 * half).transpose(1, 2) for name in "qkv")
+            k, v = (z.repeat_interleave(of.heads // of.keys, 1) for z in (turned(k), v))
+            y = nn.functional.scaled_dot_product_attention(turned(q), k, v, is_causal=True).transpose(1, 2).flatten(2)
+            x = x + linear(y, each["o"])
+            y = norm(x, each["norm2"])
+            x = x + linear(nn.functional.silu(linear(y, each["gate"])) * linear(y, each["up"]), each["down"])
+        return x
+
+    def rate(weights: list[torch.Tensor], forward: Callable[[], torch.Tensor], operations: float) -> float:
+        for weight in weights:
+            weight.requires_grad_()
+        return 3 * operations / _seconds_of(lambda: torch.autograd.grad(found := forward(), weights, torch.ones_like(found)))
+
+    table, rows, targets = torch.rand(of.vocabulary, of.hidden, dtype=kind), given.flatten(0, 1).clone(), torch.zeros(batch * seq, dtype=torch.int64)
+    weights = [weight for each in layers for name, weight in each.items() if not name.endswith((".bias", "q.norm", "k.norm"))]
+    each = 2.0 * batch * seq * elements([*layer.values()]) + pairs_operations(of, seq, batch)
+    return {
+        "layers": rate(weights, forward, count * each),
+        "head": rate([table, rows], lambda: nn.functional.cross_entropy(nn.functional.linear(rows, table).float(), targets), 2.0 * table.numel() * batch * seq),
+    }
+
+
+def pairs_operations(of: Decoder, seq: int, batch: int) -> float:
+    """Operations of a layer with half of all pairs of tokens, in a forward pass."""
+    return 2.0 * batch * seq * seq * of.queries
+
+
+def weights_rates(disk: str, size: int = 256 << 20) -> dict[str, float]:
+    """The rates of weights in a file in this directory."""
+    file = _core.MappedFile(disk, size)
+    values = file.tensor(0, size)
+    values.random_(256)
+    pages = values[:: 1 << 12]
+    acts: dict[str, Callable[[], object]] = {
+        "write_weights": lambda: file.let_go(0, size, changed=True), "read_weights": lambda: file.bring(0, size),
+        "change_weights": lambda: pages.add_(1),
+    }  # fmt: skip
+    times: dict[str, list[float]] = {name: [] for name in acts}
+    for _ in range(3):
+        for name, act in acts.items():
+            began = perf_counter()
+            act()
+            times[name].append(perf_counter() - began)
+    return {name: size / median(each) for name, each in times.items()}
+
+
+def _seconds_of(work: Callable[[], object], least: float = 0.1) -> float:
+    """The median of its runs: at least five, and `least` seconds."""
+    work()
+    times: list[float] = []
+    while len(times) < 5 or sum(times) < least:
+        began = perf_counter()
+        work()
+        times.append(perf_counter() - began)
+    return median(times)
 
 
 def family_of(rule: str) -> tuple[Family, dict[str, Any]]:

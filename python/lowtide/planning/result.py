@@ -35,6 +35,9 @@ class Plan:
         moved: bytes of weights, gradients and state that a step of one forward and one backward pass copies to and from the device, and
             reads from and writes to the disk.
         moved_weights: bytes of weights among those of the disk.
+        seconds: of such a step, from the given rates; 0: unknown.
+        seconds_of: its parts, some of which overlap.
+        unknown_seconds: why they are unknown, if rates were given.
         fits: whether each tier has enough room.
         problem: if it does not fit: which tier lacks how much.
         unknown: why activations are not counted; "": they are counted.
@@ -54,6 +57,9 @@ class Plan:
     streams: str
     moved: Tiers = Tiers()
     moved_weights: int = 0
+    seconds: float = 0.0
+    seconds_of: Mapping[str, float] = field(default_factory=dict)
+    unknown_seconds: str = ""
     change: Mapping[str, Any] = field(default_factory=dict)
     changed: Plan | None = None
 
@@ -82,6 +88,10 @@ class Plan:
         if found.fits:
             lines.append(f"Optimizer: {', '.join(f'{name}={value!r}' for name, value in found.optimizer.items())}")
             lines += [found.streams] if found.streams else []
+        if self.seconds:
+            lines.append(f"Seconds a step: {self.seconds:.3g} ({', '.join(f'{name} {part:.3g}' for name, part in self.seconds_of.items())})")
+        elif self.unknown_seconds:
+            lines.append(f"Seconds are unknown: {self.unknown_seconds}.")
         return "\n".join(lines)
 
     def _table(self) -> list[str]:

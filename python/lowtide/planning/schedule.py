@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import NamedTuple
 
 
@@ -65,28 +66,47 @@ class Schedule:
         to_come = sorted((n for n in self.here if (n < unit if backward else n > unit)), reverse=not backward)
         yield from (*passed, *to_come)
 
-    def step(self, trained: Sequence[int], gradients: Sequence[Sequence[int]] = (), bucket: int | None = None) -> Step:
-        """A step once steps repeat: a forward pass, and a backward pass that changes `trained` bytes of each unit, which are written
-        when the unit leaves memory. gradients: bytes of each unit's, in the order in which they arrive. bucket: bytes of gradients that
-        wait for a step in backward; None: all wait for its end."""
-        trial, changed, found = Schedule(self.sizes, self.limit), set[int](), Step()
-        order = range(len(self.sizes))
+    def step(self, trained: Sequence[int], gradients: Sequence[Sequence[int]] = (), bucket: int | None = None, work: Work | None = None) -> Step:
+        """A step once steps repeat: a forward pass, and a backward pass that changes `trained` bytes of each
+        unit, which are written when the unit leaves memory. gradients: bytes of each unit's, in the order in which they arrive.
+        bucket: bytes of gradients that wait for a step in backward; None: all wait for its end.
+
+        One thread computes and steps; another reads and writes weights in the order in which they are asked for. The disk serves
+        state in turn with weights."""
+        trial, changed, clean, found = Schedule(self.sizes, self.limit), set[int](), set[int](), Step()
+        order, work = range(len(self.sizes)), work or Work(cycle([0.0]), cycle([0.0]))
+        forward, backward = ([*islice(each, len(order))] for each in (iter(work.forward), iter(work.backward)))
+        now = disk = 0.0
         for _ in range(3):
-            read = written = steps = waiting = 0
-            for unit, backward in [*((n, False) for n in order), *((n, True) for n in reversed(order))]:
-                moves = trial.turn(unit, backward)
-                if backward:
+            began, read, written, steps, waiting = now, 0, 0, 0, 0
+            arrive: dict[int, float] = {}
+            for unit, back in [*((n, False) for n in order), *((n, True) for n in reversed(order))]:
+                moves = trial.turn(unit, back)
+                if back:
                     changed.add(unit)
                     if waiting and bucket is not None and changed & {*moves.let_go}:
-                        steps, waiting = steps + 1, 0
-                read += sum(self.sizes[n] for n in (moves.bring, moves.ahead) if n is not None)
-                written += sum(trained[n] for n in moves.let_go if n in changed)
+                        now, disk, steps, waiting = *work.stepped(waiting, now, disk), steps + 1, 0
+                for asked in (moves.bring, *moves.let_go, moves.ahead):
+                    if asked in moves.let_go:
+                        size = trained[asked] if asked in changed else 0
+                        written, disk = written + size, max(disk, now) + size * work.write
+                    elif asked is not None:
+                        read, disk = read + self.sizes[asked], max(disk, now) + self.sizes[asked] * work.read
+                        arrive[asked] = disk
+                        clean.add(asked)
                 changed -= {*moves.let_go}
-                for size in gradients[unit] if backward and gradients else ():
+                now = max(now, arrive.pop(unit, 0.0)) + (backward if back else forward)[unit]
+                if back and unit in clean:
+                    now += trained[unit] * work.change
+                    clean.discard(unit)
+                for size in gradients[unit] if back and gradients else ():
                     waiting += size
                     if bucket is not None and waiting >= bucket:
-                        steps, waiting = steps + 1, 0
-            found = Step(read, written, steps + (waiting > 0))
+                        now, disk, steps, waiting = *work.stepped(waiting, now, disk), steps + 1, 0
+            if waiting := waiting + work.kept:
+                now, disk, steps = *work.stepped(waiting, now, disk), steps + 1
+            now += work.beside
+            found = Step(read, written, steps, now - began)
         return found
 
 
@@ -94,3 +114,23 @@ class Step(NamedTuple):
     read: int = 0  # bytes of weights
     written: int = 0
     steps: int = 0  # of the optimizer, by buckets
+    seconds: float = 0.0
+
+
+class Work(NamedTuple):
+    """Seconds of a step."""
+
+    forward: Iterable[float]  # of each unit
+    backward: Iterable[float]
+    beside: float = 0.0  # of what is in no unit
+    step: float = 0.0  # of stepping, per byte of gradients
+    state: float = 0.0  # of the disk with their state
+    read: float = 0.0  # per byte of weights
+    write: float = 0.0
+    change: float = 0.0  # of first changing them in memory
+    kept: int = 0  # bytes of gradients of what is in no unit
+
+    def stepped(self, size: int, now: float, disk: float) -> tuple[float, float]:
+        """When a step of `size` bytes of gradients ends, and when the disk is free."""
+        busy = max(disk, now) + size * self.state if self.state else disk
+        return max(now + size * self.step, busy if self.state else 0.0), busy

@@ -4,6 +4,7 @@ torch."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from math import prod
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from lowtide import _core
 from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE
 from lowtide.planning.models import Decoder
 from lowtide.planning.result import Tiers
-from lowtide.planning.schedule import Schedule, Step, device_peak
+from lowtide.planning.schedule import Schedule, Step, Work, device_peak
 
 _PAGE, _LINE = 4096, 64  # bytes of a page of memory, and of a line of a processor's cache
 SMALL = 1 << 20  # smaller modules outside layers stay in memory (bytes)
@@ -118,10 +119,11 @@ class Layout(NamedTuple):
         gradients = sum(unit.gradient_bytes for unit in self.units[-done:][:2]) if done else 0
         return self.kept.nbytes + here.nbytes + gradients + kept * self.kept.gradient_bytes + (kept > 1) * self.tied
 
-    def step(self, limit: int | None, bucket: int | None) -> Step:
+    def step(self, limit: int | None, bucket: int | None, work: Work | None = None) -> Step:
         """A step, with at most `limit` bytes of units in memory."""
         gradients = [[param.nbytes for param in reversed(unit.params) if param.requires_grad] for unit in self.units]
-        return Schedule(self.sizes, sum(self.sizes) if limit is None else limit).step(self.trained, gradients, bucket)
+        work = (work or Work(cycle([0.0]), cycle([0.0])))._replace(kept=self.kept.gradient_bytes)
+        return Schedule(self.sizes, sum(self.sizes) if limit is None else limit).step(self.trained, gradients, bucket, work)
 
     def _largest(self) -> list[int]:
         return [max((param.nbytes for param in unit.params), default=0) for unit in self.units]

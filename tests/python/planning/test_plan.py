@@ -212,6 +212,33 @@ def test_a_disk_and_the_cpu_are_the_last_resorts():
     assert not nowhere.fits and nowhere.changed and not nowhere.changed.fits and "Still too little" in str(nowhere)
 
 
+def test_seconds_follow_the_rates(figure):
+    """In memory, a step computes and steps; from a disk, it takes at least what each of its parts takes, and at most all of them."""
+    one = {"step": 1e9, "layers": 1e12, "head": 1e12, "read": 2e9, "write": 1e9, "read_weights": 2e9, "write_weights": 1e9, "change_weights": 4e9}
+    given = {"seq": 512, "step_in_backward": True, "rates": lowtide.Rates(**one)}
+    whole = lowtide.plan("Llama-3.2-1B", **given)
+    products = 6 * 512 * (whole.elements + 512 * 16 * 2048) / 1e12  # with a table that is also the head, and half of all pairs of 16 layers
+    assert whole.seconds_of["forward and backward"] == pytest.approx(products, rel=1e-3)
+    assert whole.seconds == pytest.approx(products + whole.lines["state"].host / 1e9, rel=1e-3)
+    again = lowtide.plan("Llama-3.2-1B", checkpointing=True, **given)
+    assert products < again.seconds_of["forward and backward"] < 4 / 3 * products
+    for layers in (1e12, 1e14):
+        fast = {**given, "rates": lowtide.Rates(**{**one, "layers": layers, "head": layers})}
+        streamed = lowtide.plan("Llama-3.2-1B", ram=whole.total.host - 2 * 10**9, disk="1TB", stream=True, **fast)
+        parts = streamed.seconds_of
+        disk = parts["weights on the disk"] + parts["state on the disk"]
+        assert max(disk, parts["forward and backward"]) <= 1.001 * streamed.seconds
+        assert streamed.seconds <= sum(parts.values()) + 2 * streamed.elements / 4e9
+        assert f"Seconds a step: {streamed.seconds:.3g}" in str(streamed)
+    figure(f"from a disk {streamed.seconds:.2f} s, of which {parts}")
+    for more, why in (
+        ({"gpu": "80GB"}, "only there its rates can be measured"), ({"rule": "muon"}, "not counted"),
+        ({"model": "1e9"}, "says nothing about layers"), ({"state": "fp32", "rates": lowtide.Rates({"bf16": 1.0})}, "layers, head, step of fp32"),
+    ):  # fmt: skip
+        plan = lowtide.plan(**{"model": "Llama-3.2-1B", **given, **more})
+        assert plan.fits and not plan.seconds and why in plan.unknown_seconds and "Seconds are unknown" in str(plan)
+
+
 def test_lines_add_up():
     """On every tier and for every request, lines add up; where a plan fits, nothing exceeds the given memory."""
     for gpu, ram, disk, stream, checkpointing, accumulate in itertools.product(
