@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lowtide import _core
 from lowtide.checks.hints import check_name, hint
-from lowtide.memory.forecast import GRADIENT_BUCKET, Budget, disk_info
+from lowtide.memory.forecast import GRADIENT_BUCKET, STREAMED_STATE, Budget, disk_info
 from lowtide.planning.activations import moments
 from lowtide.planning.models import TYPES, Model, decoder_of, elements, model_of, shape_of, state_of, type_named
 from lowtide.planning.result import Plan, Tiers, summed
@@ -339,6 +339,8 @@ class Training:
         if there == state or host is None or (host >= state - there and not self.stream):
             return elsewhere, None, "", Tiers(2 * (state - there) if steps_there else 0)
         if found.short or (disk is None and host < state - there):
+            if disk is not None and found.short and found.short.tier == "host":  # host memory lacks the least: all other state is on the disk
+                elsewhere = Tiers(0, min(state, STREAMED_STATE), max(state - STREAMED_STATE, 0))
             return elsewhere, None, f"host lacks {size_text(state - there - host)}", Tiers()
         if host < LEAST and not self.stream:
             in_host = max(host, 0)
