@@ -363,7 +363,7 @@ def test_a_step_moves_what_the_plan_says(tmp_path: Path, monkeypatch: pytest.Mon
     ratios = []
     for room in (12, 16, 20):  # MB for weights, gradients and state; weights are 28 MB
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=4, tie_word_embeddings=False))
-        given = {"weights": "fp32", "master": None, "seq": 8, "step_in_backward": 1 << 20, "stream": True, "disk": "1TB"}
+        given: dict[str, Any] = {"weights": "fp32", "master": None, "seq": 8, "step_in_backward": 1 << 20, "stream": True, "disk": "1TB"}
         beside = lowtide.plan(model, ram="1TB", **given).lines
         ram = room * 10**6 + sum(beside[name].host for name in ("process", "activations", "never at once") if name in beside)
         plan = lowtide.plan(model, ram=ram, **given)
