@@ -78,8 +78,7 @@ def card() -> Iterator[list[str]]:
 def in_ram(**options: Any) -> list[str]:
     """GB of host memory, besides the process and page locking, for each model whose weights stream to a device."""
     plans = [lowtide.plan(model, gpu="12GB", checkpointing=True, stream=True, **options) for model in MODELS.values()]
-    beside = ("process", "page locking")
-    return [gb(plan.total.host - sum(plan.lines[name].host for name in beside if name in plan.lines)) for plan in plans]
+    return [gb(sum(at.host for name, at in plan.lines.items() if name not in ("process", "page locking"))) for plan in plans]
 
 
 def page() -> str:
