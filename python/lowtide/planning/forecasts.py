@@ -22,7 +22,7 @@ from lowtide.options.options import AUTO, check_kinds
 from lowtide.planning.models import Shape
 from lowtide.planning.on_device import DeviceForecast
 from lowtide.planning.on_device import predict as predict_on
-from lowtide.planning.rates import Rates, family_of, step_rates
+from lowtide.planning.rates import Rates, check_rates, family_of, step_rates
 from lowtide.planning.shapes import Planned, groups_of, members_of
 from lowtide.report.text import seconds_text, table_text
 
@@ -147,8 +147,7 @@ def forecast(
     memory, device = Memory.of(memory), _device(on)
     if not isinstance(rule, str):
         raise TypeError(f"forecast: rule: got {rule!r} ({type(rule).__name__}), wanted one of {_core.rule_names()}")
-    if not (rates is None or rates == "measure" or isinstance(rates, Rates)):
-        raise TypeError(f"forecast: rates: got {rates!r}, wanted lowtide.Rates(...), 'measure' or None")
+    check_rates("forecast: rates", rates)
     family, hyper = family_of(rule)
     options = {"momentum": momentum, "amsgrad": amsgrad, "centered": centered, "max_unorm": max_unorm, "alpha": alpha}
     options = {key: value for key, value in options.items() if value is not None}

@@ -119,11 +119,14 @@ def plan(
         _count("batch", batch), checkpointing, accumulate, waiting, stream, _count("min_quantized_numel", min_quantized_numel, 0),
         {key: value for key, value in hyper.items() if value is not None},
     )  # fmt: skip
-    found = training.answer()
-    if rates is None or not found.fits:
-        return found
-    from lowtide.planning.seconds import measured, timed  # imports torch
+    if rates is None:
+        return training.answer()
+    from lowtide.planning.rates import check_rates  # imports torch, as does `seconds`
+    from lowtide.planning.seconds import measured, timed
 
+    check_rates("rates", rates)
+    if not (found := training.answer()).fits:
+        return found
     return timed(training, found, measured(training, found, disk) if isinstance(rates, str) else rates)
 
 

@@ -58,6 +58,12 @@ class Rates:
         return number(f"rates: step of {state}", rate)
 
 
+def check_rates(where: str, rates: object) -> None:
+    """Raises TypeError unless it is an argument `rates`."""
+    if not (rates is None or (isinstance(rates, str) and rates == "measure") or isinstance(rates, Rates)):
+        raise TypeError(f"{where}: got {rates!r}, wanted lowtide.Rates(...), 'measure' or None")
+
+
 def measure_rates(
     disk: str | os.PathLike[str] | None = None,
     rule: str = "adamw",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from lowtide import _core
+from lowtide.checks.values import expect, number
 from lowtide.memory.forecast import path_of
 from lowtide.planning.models import TYPES
 from lowtide.planning.rates import Rates, family_of, layers_rates, pairs_operations, step_rates, weights_rates
@@ -35,6 +37,8 @@ def timed(of: Any, found: Plan, rates: Rates) -> Plan:
     io = [rates.read_weights, rates.write_weights, rates.change_weights]
     needed |= dict(zip(("read_weights", "write_weights", "change_weights"), io, strict=True)) if on_disk else {}
     needed |= {"read": rates.read, "write": rates.write} if any(line.disk for line in state) else {}
+    for name, rate in needed.items():
+        expect(0 <= number(f"rates: {name}", rate) < math.inf, f"rates: {name}", rate, "a finite number, 0 or more")
     lacks = ", ".join(name for name, rate in needed.items() if not rate)
     for unknown, why in (
         (of.gpu is not None, "a device computes, and only there its rates can be measured"), (not decoder, of.model.unknown),
@@ -44,8 +48,8 @@ def timed(of: Any, found: Plan, rates: Rates) -> Plan:
         if unknown:
             return replace(found, unknown_seconds=why)
     work, ends = [], len(layout.units) > decoder.layers
-    for number, unit in enumerate((*layout.units, layout.kept)):
-        is_layer = ends <= number < ends + decoder.layers
+    for place, unit in enumerate((*layout.units, layout.kept)):
+        is_layer = ends <= place < ends + decoder.layers
         operations = 2.0 * tokens * unit.nbytes / size
         if is_layer:
             operations += pairs_operations(decoder, of.seq, of.batch)
