@@ -139,13 +139,13 @@ def _model(given: Any, weights: str | torch.dtype) -> tuple[Model, str, int]:
         if len(types) != 1 or not types <= TYPES.keys():
             raise ValueError(f"model: got weights of {', '.join(sorted(types)) or 'no type'}, wanted one of {', '.join(TYPES)} for all")
         config = getattr(given, "config", None)
-        decoder = decoder_of(config.to_dict()) if config is not None and hasattr(config, "to_dict") else None
+        lists = any(isinstance(module, torch.nn.ModuleList) for module in given.modules())
+        decoder = decoder_of(config.to_dict()) if lists and config is not None and hasattr(config, "to_dict") else None
         why = "" if decoder else "the formula is for Transformers' models like LLaMA"
         from lowtide.planning.layers import planned_layout
 
-        lists = any(isinstance(module, torch.nn.ModuleList) for module in given.modules())
         layout = (lambda size, device: planned_layout(given, size, device)) if lists else None
-        what = Model(type(given).__name__, [tuple(param.shape) for param in trained], decoder if lists else None, why, any(type_named(param.dtype) not in types for param in given.parameters()), layout)
+        what = Model(type(given).__name__, [tuple(param.shape) for param in trained], decoder, why, any(type_named(param.dtype) not in types for param in given.parameters()), layout)
         frozen = sum(param.numel() * param.element_size() for param in given.parameters() if not param.requires_grad)
         return what, types.pop(), frozen
     short = type_named(weights)
@@ -216,12 +216,19 @@ class Training:
             from_disk = {"gpu": None, "stream": True, "disk": 1 << 60 if self.disk is None else self.disk}
             if self.gpu is not None:
                 single += [(18, {"gpu": None, "stream": False}), (20, from_disk)]
-            if not self.stream:
+            if not self.stream and (self.gpu is None or self._can_stream()):
                 single.append((5, from_disk if self.gpu is None else {"stream": True}))
         for count in range(1, len(single) + 1):
             for some in itertools.combinations(single, count):
                 if all(sum(name in each for _, each in some) < 2 for name in ("master", "stream")):
                     yield sum(cost for cost, _ in some), {name: value for _, each in some for name, value in each.items()}
+
+    def _can_stream(self) -> bool:
+        """Whether torch can move the layers to a device."""
+        try:
+            return replace(self, stream=True).layout is not None
+        except ValueError:
+            return False
 
     @cached_property
     def _elements(self) -> int:

@@ -239,6 +239,31 @@ def test_seconds_follow_the_rates(figure):
         assert plan.fits and not plan.seconds and why in plan.unknown_seconds and "Seconds are unknown" in str(plan)
 
 
+def decoder(container) -> torch.nn.Module:
+    """A module with a decoder's configuration, whose layers are in `container`."""
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+    model.model.layers = container(model.model.layers)
+    return model
+
+
+def test_activations_of_a_module_without_a_list_of_layers_are_unknown():
+    plan = lowtide.plan(decoder(lambda layers: torch.nn.Sequential(*layers)), rates=lowtide.Rates())
+    assert "Fits without activations." in str(plan) and "like LLaMA" in plan.unknown and "like LLaMA" in plan.unknown_seconds
+
+
+def test_weights_that_torch_cannot_move_suggest_no_streaming_to_a_device():
+    def shared(layers):
+        layers[1].mlp.down_proj.weight = layers[0].mlp.down_proj.weight
+        return layers
+
+    plan = lowtide.plan(decoder(shared), gpu="601MB", ram="4GB")
+    assert not plan.fits and plan.change == {"gpu": None} and plan.changed and plan.changed.fits
+    with pytest.raises(ValueError, match="a parameter that other modules share"):
+        lowtide.plan(decoder(shared), gpu="601MB", ram="4GB", stream=True)
+
+
 def test_lines_add_up():
     """On every tier and for every request, lines add up; where a plan fits, nothing exceeds the given memory."""
     for gpu, ram, disk, stream, checkpointing, accumulate in itertools.product(
