@@ -352,7 +352,7 @@ class Training:
             if disk is not None and found.short and found.short.tier == "host":  # host memory lacks the least: all other state is on the disk
                 elsewhere = Tiers(0, min(state, STREAMED_STATE), max(state - STREAMED_STATE, 0))
             return elsewhere, None, f"host lacks {size_text(state - there - host)}", Tiers()
-        if host < LEAST and not self.stream:
+        if host < (0 if self.stream else LEAST):
             in_host = max(host, 0)
             problem = f"host lacks {size_text(LEAST)} for state that streams"
             return Tiers(there, in_host, state - there - in_host), None, problem, Tiers()

@@ -264,6 +264,13 @@ def test_weights_that_torch_cannot_move_suggest_no_streaming_to_a_device():
         lowtide.plan(decoder(shared), gpu="601MB", ram="4GB", stream=True)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_host_memory_that_the_process_alone_exceeds_is_named(stream):
+    """Weights and gradients fit on the device, and part of the state is on the disk."""
+    plan = lowtide.plan("Llama-3.1-8B", gpu="80GB", ram="1GB", disk="1TB", state="fp32", seq=1, stream=stream)
+    assert plan.problem.startswith("host lacks 5") and plan.total.device <= 80e9 and plan.total.disk > 10e9
+
+
 def test_lines_add_up():
     """On every tier and for every request, lines add up; where a plan fits, nothing exceeds the given memory."""
     for gpu, ram, disk, stream, checkpointing, accumulate in itertools.product(
