@@ -206,7 +206,7 @@ def divide(
         return _from_disk(of, bucket, gradients, on_device, there_too, host, moved)
     if host is not None and host < least and not short:
         less = gradients - of.gradients(GRADIENT_BUCKET, 0) if bucket is None else 0
-        hint = f", or {_core.format_bytes(less)} less with step_in_backward=True" if less else ""
+        hint = f", or {_core.format_bytes(less)} less where step_in_backward=True is possible" if less else ""
         short = Short("host", least, f" of weights, gradients and state{more}{hint}")
     rounding = of.pinned_bytes() - whole
     pinned = rounding if pins and (host is None or host >= whole + rounding + gradients + state) else None  # state does not make room for it

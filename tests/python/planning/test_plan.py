@@ -239,7 +239,7 @@ def test_seconds_follow_the_rates(figure):
         assert plan.fits and not plan.seconds and why in plan.unknown_seconds and "Seconds are unknown" in str(plan)
 
 
-def decoder(container) -> torch.nn.Module:
+def decoder(container):
     """A module with a decoder's configuration, whose layers are in `container`."""
     transformers = pytest.importorskip("transformers")
     with torch.device("meta"):
