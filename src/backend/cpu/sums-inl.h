@@ -10,14 +10,16 @@ LT_FN vi add_bits(vi sum, vd x) {
   __builtin_memcpy(&bits, &x, sizeof bits);
   return sum + bits;
 }
-LT_FN uint64_t sum_bits(vi x) { return x; }
+LT_FN int64_t sum_since(vi now, uint64_t then) { return static_cast<int64_t>(now - then); }
 LT_FN bool any_above(vu x, u32 limit) { return x > limit; }
 LT_FN bool any_below(vu x, u32 limit) { return x < limit; }
 #else
 using vi = hn::Vec<decltype(kI64)>;
 LT_FN vi no_bits() { return hn::Zero(kI64); }
 LT_FN vi add_bits(vi sum, vd x) { return hn::Add(sum, hn::BitCast(kI64, x)); }
-LT_FN uint64_t sum_bits(vi x) { return static_cast<uint64_t>(hn::GetLane(hn::SumOfLanes(kI64, x))); }
+LT_FN int64_t sum_since(vi now, uint64_t then) {
+  return hn::GetLane(hn::SumOfLanes(kI64, hn::Sub(now, hn::Set(kI64, static_cast<int64_t>(then)))));
+}
 LT_FN bool any_above(vu x, u32 limit) { return !hn::AllFalse(kU, hn::Gt(x.v, hn::Set(kU, limit))); }
 LT_FN bool any_below(vu x, u32 limit) { return !hn::AllFalse(kU, hn::Lt(x.v, hn::Set(kU, limit))); }
 #endif
@@ -60,9 +62,8 @@ class RunSum {
   }
 
   HWY_INLINE void finish(ExactSum& below, ExactSum& above) {
-    const uint64_t quanta = sum_bits(sum_) - additions_ * start();
-    const bool negative = quanta >> 63;
-    (negative ? below : above).add_count(negative ? uint64_t{0} - quanta : quanta, top_ - kTermBits);
+    const int64_t quanta = sum_since(sum_, additions_ * start());
+    (quanta < 0 ? below : above).add_count(static_cast<uint64_t>(quanta < 0 ? -quanta : quanta), top_ - kTermBits);
     sum_ = no_bits(), additions_ = 0;
   }
 
@@ -80,7 +81,7 @@ class RunSum {
   HWY_INLINE void take(vd low, vd high) {
     sum_ = add_bits(sum_, add(from_, low));
     if constexpr (kHasUpper) sum_ = add_bits(sum_, add(from_, high));
-    additions_ += kLanes;
+    additions_ += kHasUpper ? 2 : 1;
   }
 
   // Adds the values that are large enough, and leaves the others, with 0 in place of those.
@@ -100,7 +101,7 @@ class RunSum {
 
   vd from_;  // start()
   vi sum_;
-  uint64_t additions_ = 0;  // to all lanes
+  uint64_t additions_ = 0;  // to each lane
   int top_;                 // terms are below 2^top
   u32 most_, least_;
 };
