@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
 from lowtide import _core
 from lowtide.checks.values import expect
 from lowtide.devices.places import HOST, Place, has_kernels, place_on
@@ -22,7 +23,7 @@ from lowtide.optimizers.optimizer import Optimizer
 from lowtide.planning.forecasts import Forecasts, forecast
 from lowtide.planning.layers import layers_of, units_for_device, units_of
 from lowtide.planning.schedule import Schedule
-from lowtide.planning.units import Division, Layout, divide
+from lowtide.planning.units import Division, divide
 from lowtide.report.log import logger
 from lowtide.streaming.device import DeviceWeights, accelerator, check_shardable, may_pin
 from lowtide.streaming.weights import (
@@ -104,7 +105,7 @@ def stream(
     streamed: StreamedWeights | DeviceWeights
     if device:
         check_shardable(model)
-        streamed, placed = _on_device(model, chosen, device, layout, found, given)
+        streamed, placed = _on_device(model, chosen, device, found, given)
     else:
         streamed, placed = StreamedWeights.move(model, chosen, _file_for(given, found), found.limit or 0)
     try:
@@ -128,15 +129,14 @@ def _limits(given: Memory, device: torch.device | None) -> Sequence[tuple[str, i
 
 
 def _on_device(
-    model: nn.Module, layers: Sequence[nn.Module], device: torch.device, planned: Layout, found: Division, given: Memory
+    model: nn.Module, layers: Sequence[nn.Module], device: torch.device, found: Division, given: Memory
 ) -> tuple[DeviceWeights, list[Placed]]:
     """Makes the layers stream to the device, from host memory or from the disk."""
     placed = place_without_values(model)
     try:
         layout = units_for_device(model, layers)
         empty = {id(each.now) for each in placed}
-        from_disk = found.limit is not None
-        for unit in [layout.kept] if from_disk else [*layout.units, layout.kept]:
+        for unit in [*(layout.units if found.limit is None else ()), layout.kept]:
             with_memory(unit, empty)
         file = None
         if found.limit is not None:
