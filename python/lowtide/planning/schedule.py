@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import islice, repeat
 from typing import NamedTuple
 
 
@@ -74,7 +74,7 @@ class Schedule:
         One thread computes and steps; another reads and writes weights in the order in which they are asked for. The disk serves
         state in turn with weights."""
         trial, changed, clean, found = Schedule(self.sizes, self.limit), set[int](), set[int](), Step()
-        order, work = range(len(self.sizes)), work or Work(cycle([0.0]), cycle([0.0]))
+        order, work = range(len(self.sizes)), work or Work()
         forward, backward = ([*islice(each, len(order))] for each in (iter(work.forward), iter(work.backward)))
         now = disk = 0.0
         for _ in range(3):
@@ -120,8 +120,8 @@ class Step(NamedTuple):
 class Work(NamedTuple):
     """Seconds of a step."""
 
-    forward: Iterable[float]  # of each unit
-    backward: Iterable[float]
+    forward: Iterable[float] = repeat(0.0)  # of each unit
+    backward: Iterable[float] = repeat(0.0)
     beside: float = 0.0  # of what is in no unit
     step: float = 0.0  # of stepping, per byte of gradients
     state: float = 0.0  # of the disk with their state

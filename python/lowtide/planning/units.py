@@ -4,7 +4,6 @@ torch."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
 from math import prod
 from typing import Any, NamedTuple
 
@@ -122,7 +121,7 @@ class Layout(NamedTuple):
     def step(self, limit: int | None, bucket: int | None, work: Work | None = None) -> Step:
         """A step, with at most `limit` bytes of units in memory."""
         gradients = [[param.nbytes for param in reversed(unit.params) if param.requires_grad] for unit in self.units]
-        work = (work or Work(cycle([0.0]), cycle([0.0])))._replace(kept=self.kept.gradient_bytes)
+        work = (work or Work())._replace(kept=self.kept.gradient_bytes)
         return Schedule(self.sizes, sum(self.sizes) if limit is None else limit).step(self.trained, gradients, bucket, work)
 
     def _largest(self) -> list[int]:
