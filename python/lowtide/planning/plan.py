@@ -81,12 +81,13 @@ def plan(
         checkpointing: backward recomputes layers.
         accumulate: gradients are kept over several backward passes.
         step_in_backward: as for the optimizer: True or bytes.
-        stream: `lowtide.stream` makes the optimizer. If not everything fits where layers compute, weights stream there. With a GPU: weights and gradients are in host memory,
-            where the CPU steps; one layer at a time is on the device, and tables of the vocabulary are units of their own. Without,
-            or if `ram` has no room for all weights: they are on the disk, from which layers are read ahead.
-        rates: determine the seconds of a step on the CPU, for a decoder. "measure" measures them here, in about ten seconds; `disk` must be
-            a directory for its rates. On a busy two-core machine, steps took 0.8 to 1.04 times these seconds with all in memory, 1.2 to
-            1.3 times with weights from a disk behind long products, and 1.9 to 2.6 times where the disk was the bottleneck.
+        stream: `lowtide.stream` makes the optimizer. If not everything fits where layers compute, weights stream there. With a GPU:
+            weights and gradients are in host memory, where the CPU steps; one layer at a time is on the device, and tables of the
+            vocabulary are units of their own. Without, or if `ram` has no room for all weights: they are on the disk, from which
+            layers are read ahead.
+        rates: determine the seconds of a step on the CPU, for a decoder. "measure" measures them here, in about ten seconds; `disk`
+            must be a directory for its rates. Each is measured alone, so with weights on a disk, whose transfers share processors
+            and memory with computation, steps take longer.
         hyper: momentum, amsgrad, centered, betas, alpha, row_beta2: as for the optimizer.
 
     Returns a Plan, whether it fits or not. Raises ValueError, TypeError or OSError for unusable arguments.
@@ -321,7 +322,7 @@ class Training:
 
         outside, budget = beside(most, gradients), cast("list[int | None] | None", None)
         if not (self.stream and layout):
-            found = Division(self._at_work(self._size * self._elements + self.frozen), self._at_work(most), (None, None), False)
+            found = Division(self._at_work(every + self.frozen), self._at_work(most), (None, None), False)
         else:
             found, budget = divided(layout, outside + more, 0)
             if self.gpu is not None and found.streams:
