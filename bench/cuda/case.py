@@ -25,7 +25,7 @@ from bench.cuda.rows import Rows  # noqa: E402
 
 PR_SET_PDEATHSIG = 1
 SCENARIOS = ("smoke", "bits", "resident", "uncommon", "calls", "capture", "graphs", "variants", "link", "paged", "overlap", "pressure",
-             "counters")  # fmt: skip
+             "counters", "whole")  # fmt: skip
 
 
 def names(rehearse: bool = False) -> list[str]:

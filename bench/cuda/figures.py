@@ -53,6 +53,7 @@ FIGURES = (
     _least("bnb_paged", "paged round trip: bitsandbytes PagedAdamW8bit / Lowtide", 2.7),
     _most("overlap_short", "step or prefetch in backward, 1 Ki tokens: time added / link's time", 0.65),
     _most("overlap_long", "step or prefetch in backward, 16 Ki tokens: time added / link's time", 0.15),
+    _least("whole", "whole training steps, bf16: tokens per second, Lowtide / bitsandbytes AdamW8bit", 1),
     _most("fork", "fork of a process with 512 MiB of pinned state: time more", 5, "ms"),
     _most("capture_calls", "calls of CUDA in a capture that fail or succeed otherwise than on the H100", 0),
     _most("replays_noticed", "replays of a graph: prepared ones refused, unprepared ones unnoticed", 0),

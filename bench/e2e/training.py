@@ -19,6 +19,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT / "bench")
 sys.path.append(str(ROOT / "examples"))
 
+import lowtide  # noqa: E402
 import torch  # noqa: E402
 from common import threads  # noqa: E402
 from common.contenders import state_bytes  # noqa: E402
@@ -211,7 +212,7 @@ def train(job: Job, name: str) -> dict[str, Any]:
         beside = sum(p.nbytes for group in optimizer.param_groups for p in group["params"] if id(p) not in own)
         return {
             "optimizer": name,
-            "package": metadata.version(contender.package),
+            "package": lowtide.__version__ if contender.package == "lowtide" else metadata.version(contender.package),
             "parameters": sum(numel for numel, _ in sizes),
             "weight_bytes": sum(nbytes for _, nbytes in sizes),
             "tokens_per_s": job.batch * job.seq / seconds,

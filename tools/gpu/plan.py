@@ -49,10 +49,12 @@ QUEUE = (
     Step("suite listings", 45),
     Step("resident.bandwidth", 14),
     Step("resident.peers_7b", 46),
+    Step("whole.1b", 90),
     Step("paged.bitsandbytes_8bit", 28),
     Step("overlap.dynamic8", 67),
     Step("paged.fp32", 54),
     Step("uncommon.tiny_gradients", 11),
+    Step("whole.7b", 110),
     # Steps that have run before or can wait.
     Step("counters.fp32", 14),
     Step("counters.lion", 14),
