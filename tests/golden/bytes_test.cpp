@@ -96,9 +96,7 @@ TEST(GoldenBytes, TablesAreWhatIsPlannedAndMeasured) {
     return found[name] = compare.of({}, group_of(rule, format, master), name);
   };
   std::ostringstream page;
-  page << "\nThe test `GoldenBytes` writes these tables. It checks that `forecast` predicts these bytes, "
-          "and that the optimizer reports them\nafter a step, for a bfloat16 parameter of "
-       << kRows << " x " << kColumns
+  page << "\nThese bytes were measured with a bfloat16 parameter of " << kRows << " x " << kColumns
        << " elements. \"-\" means refused. Options follow their rule's name after a \"+\".\n\n"
           "### State\n\nThese bytes are the same in RAM, on disk and on a device.\n\n";
   page << table([&](const GoldenRule& rule, const std::string& format) {
