@@ -222,6 +222,13 @@ inline constexpr bool kHasHalves = requires {
   typename Codec::Begun;
 };
 
+// Whether a codec decodes single vectors, with decode_vector(): it keeps the processor's load units busy, so each
+// vector is decoded beside the divisions of others.
+template <class Codec>
+inline constexpr bool kDecodesVectors = requires(const Codec& codec) {
+  codec.decode_vector(nullptr, 0.f);
+};
+
 struct NotBegun {};
 template <class Codec>
 HWY_INLINE auto begin_encoding(const Codec& codec, const float* values, float inverse) {

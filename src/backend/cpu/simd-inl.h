@@ -151,11 +151,11 @@ LT_FN void store(vf x, f16* p) { store_code(f16_encode(x), p); }
 LT_FN vf load_code(const float* p) { return load(p); }
 LT_FN void store_code(vf x, float* p) { store(x, p); }
 
-// Returns max(|a|, |b|) of finite values.
+// Returns max(a, |b|) of finite values, for an a that is not negative.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 LT_FN vf max_abs(vf a, vf b) { return vf(vf::Vec{_mm512_range_ps(a.v.raw, b.v.raw, 0b1011)}); }
 #else
-LT_FN vf max_abs(vf a, vf b) { return max(abs(a), abs(b)); }
+LT_FN vf max_abs(vf a, vf b) { return max(a, abs(b)); }
 #endif
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL

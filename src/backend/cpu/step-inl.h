@@ -80,13 +80,19 @@ struct StepDriver {
         if constexpr (C::kScaled) prefetch(g + at), prefetch(p + at);
         vf s[kStored][kTileVectors];
         each<K>([&](auto k) {
-          std::get<k>(codecs).decode(code_at<k>(codes[k], at), C::kScaled ? scales[k][part_of<k>(part)] : 1.f, s[k]);
+          if constexpr (!kDecodesVectors<StateCodec<R, C, k>>)
+            std::get<k>(codecs).decode(code_at<k>(codes[k], at), scale_of<k>(scales, part), s[k]);
         });
         vf next[kTileVectors];
         for (int i = 0; i < kTileVectors; ++i) {
           const int e = at + i * kLanes;
           vf state[kStored];
-          for (int k = 0; k < K; ++k) state[k] = s[k][i];
+          each<K>([&](auto k) {
+            if constexpr (kDecodesVectors<StateCodec<R, C, k>>)
+              state[k] = std::get<k>(codecs).decode_vector(code_at<k>(codes[k], e), scale_of<k>(scales, part));
+            else
+              state[k] = s[k][i];
+          });
           next[i] = R::template step<vf>(load(p + e), load(g + e) * grad_scale, state, args);
           for (int k = 0; k < K; ++k) {
             if constexpr (C::kScaled) largest[k] = max_abs(largest[k], state[k]);
@@ -120,6 +126,11 @@ struct StepDriver {
   template <int k>
   HWY_INLINE static int part_of(int part) {
     return kParts<k> == kMostParts ? part : 0;
+  }
+
+  template <int k>
+  HWY_INLINE static float scale_of(float* const (&scales)[kStored], int part) {
+    return C::kScaled ? scales[k][part_of<k>(part)] : 1.f;
   }
 
   // Begins all states before it ends the first (codec-inl.h). Elements left to encode_exactly come last, because a call
