@@ -49,7 +49,8 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
         x[i] = _mm512_fmadd_ps(_mm512_range_ps(x[i], _mm512_setzero_ps(), kLargerMagnitude), factor,
                                _mm512_load_ps(roof.shift));
       else
-        x[i] = _mm512_max_ps(_mm512_mul_ps(x[i], factor), _mm512_load_ps(roof.lowest));  // a NaN also gives the lowest
+        x[i] = _mm512_fixupimm_ps(_mm512_max_ps(_mm512_mul_ps(x[i], factor), _mm512_load_ps(roof.lowest)), x[i],
+                                  _mm512_set1_epi32(kZeroUnlessPositive), 0);
     }
     for (int i = 0; i < n; ++i) row[i] = _mm512_srli_epi32(_mm512_castps_si512(x[i]), 23);  // pick uses 5 bits
     for (int i = 0; i < n; ++i) row[i] = _mm512_add_epi32(_mm512_castps_si512(x[i]), pick(roof.carry, row[i]));
@@ -77,40 +78,31 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     else
       joint = _mm512_testn_epi8_mask(rank, _mm512_adds_epu8(rank, one));
     __m512i sum[2];
-    __mmask32 up[2];
+    __mmask32 moves[2];  // to the rank above; of second moments, whose word has it already, to the rank below
     for (int i = 0; i < 2; ++i) {
       const __m512i f = halves(begun.word[2 * i], begun.word[2 * i + 1], 0);
       // The smaller of f and 1 - f is the magnitude of f as a signed number.
       const __m512i less = _mm512_mulhi_epu16(_mm512_abs_epi16(f), _mm512_load_si512(roof.two_thirds));
       const __m512i p = _mm512_mask_sub_epi16(f, static_cast<__mmask32>(joint >> (32 * i)), f, less);
       sum[i] = _mm512_add_epi16(p, random.words[i]);
-      up[i] = _mm512_cmplt_epu16_mask(sum[i], random.words[i]);
+      moves[i] =
+          kSigned ? _mm512_cmplt_epu16_mask(sum[i], random.words[i]) : _mm512_cmpge_epu16_mask(sum[i], random.words[i]);
     }
-    const __mmask64 carries = _mm512_kunpackd(up[1], up[0]);
-    const __m512i unsure = _mm512_load_si512(roof.unsure);
+    const __mmask64 moved = _mm512_kunpackd(moves[1], moves[0]);
     __m512i packed;
-    __m512 value[n];
-    for (int i = 0; i < n; ++i) value[i] = _mm512_loadu_ps(values + 16 * i);
     if constexpr (kSigned) {
-      const __m512i to = _mm512_mask_add_epi8(rank, carries, rank, one), middle = _mm512_load_si512(roof.middle);
+      __m512i value[n];
+      for (int i = 0; i < n; ++i) value[i] = _mm512_loadu_si512(values + 16 * i);
+      const __m512i to = _mm512_mask_add_epi8(rank, moved, rank, one), middle = _mm512_load_si512(roof.middle);
       // The map has no entry at -1.
-      packed = _mm512_mask_sub_epi8(_mm512_add_epi8(middle, to), planes.negative(value), middle,
-                                    _mm512_min_epu8(to, middle));
+      packed = _mm512_mask_sub_epi8(_mm512_add_epi8(middle, to), negative(value), middle, _mm512_min_epu8(to, middle));
     } else {
-      packed = _mm512_mask_sub_epi8(rank, ~carries, rank, one);
-      // Only an exact zero has code 0. Subtracting 1 from its bits puts it above all finite values.
-      __m512i most = _mm512_setzero_si512();
-      for (int i = 0; i < n; ++i)
-        most = _mm512_max_epu32(most, _mm512_add_epi32(_mm512_castps_si512(value[i]), _mm512_set1_epi32(-1)));
-      if (HWY_UNLIKELY(_mm512_cmpge_epu32_mask(most, _mm512_load_si512(roof.infinity)) != 0)) {
-        u64 positive = 0;
-        for (int i = 0; i < n; ++i)
-          positive |= static_cast<u64>(_mm512_cmp_ps_mask(value[i], _mm512_setzero_ps(), _CMP_GT_OQ)) << (16 * i);
-        packed = _mm512_maskz_mov_epi8(positive, packed);
-      }
+      packed = _mm512_mask_sub_epi8(rank, moved, rank, one);
     }
     _mm512_storeu_si512(codes, packed);
     if (HWY_UNLIKELY(rounding.stochastic && index % 4)) return ~u64{0};
+    const __m512i unsure = _mm512_load_si512(roof.unsure);
+    if (HWY_LIKELY(_mm512_cmplt_epu16_mask(_mm512_min_epu16(sum[0], sum[1]), unsure) == 0)) return 0;
     return _mm512_kunpackd(_mm512_cmplt_epu16_mask(sum[1], unsure), _mm512_cmplt_epu16_mask(sum[0], unsure));
   }
 
@@ -125,7 +117,17 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
   }
 
  private:
+  // For fixupimm_ps, which replaces results for zeros, negative values and NaNs by 0.
+  static constexpr int kZeroUnlessPositive = 0x08080888;
   static constexpr int kLargerMagnitude = 0b1011;  // for range_ps, which returns the other operand if one is a NaN
+
+  HWY_INLINE static __mmask64 negative(const __m512i (&x)[kTileVectors]) {
+    // Saturation keeps the sign.
+    const __m512i words[2] = {_mm512_packs_epi32(x[0], x[1]), _mm512_packs_epi32(x[2], x[3])};
+    // Packing works within 128-bit lanes.
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_movepi8_mask(_mm512_permutexvar_epi32(order, _mm512_packs_epi16(words[0], words[1])));
+  }
 
   HWY_INLINE static __m512 pick(const float (&table)[32], __m512i row) {
     return _mm512_permutex2var_ps(_mm512_load_ps(table), row, _mm512_load_ps(table + 16));

@@ -32,7 +32,6 @@ struct Dynamic8Roof {
   // Constants for all lanes. Loading them is free, but compilers would rebuild them in general registers.
   alignas(64) u8 one[64], middle[64];
   alignas(64) u16 two_thirds[32], unsure[32];
-  alignas(64) u32 infinity[16];
   alignas(64) float shift[16], lowest[16];
 
   explicit Dynamic8Roof(const Dynamic8Table& map) {
@@ -54,10 +53,11 @@ struct Dynamic8Roof {
       carry[row] = ends ? 0x7fffffu - (joint & 0x7fffffu) : 0;
       line += ends;
     }
-    slope[0] = slope[31], intercept[0] = intercept[31], carry[0] = 0;  // unused, because values are below 2
+    // The row of 0, for second moments: code 0, whose rank is -1.
+    slope[0] = 0, intercept[0] = kMagic + kUnits, carry[0] = 0;
     for (int i = 0; i < 64; ++i) one[i] = 1, middle[i] = Dynamic8::kSignedZero;
     for (int i = 0; i < 32; ++i) two_thirds[i] = 43691, unsure[i] = kUnsure;
-    for (int i = 0; i < 16; ++i) infinity[i] = 0x7f800000u, shift[i] = kShift, lowest[i] = map.lowest;
+    for (int i = 0; i < 16; ++i) shift[i] = kShift, lowest[i] = map.lowest;
   }
 };
 

@@ -44,13 +44,6 @@ struct Dynamic8Planes {
     return _mm512_permutexvar_epi64(order, _mm512_packus_epi16(two(0), two(2)));
   }
 
-  HWY_INLINE __mmask64 negative(const __m512 (&x)[kTileVectors]) const {
-    u64 mask = 0;
-    for (int i = 0; i < kTileVectors; ++i)
-      mask |= static_cast<u64>(_mm512_movepi32_mask(_mm512_castps_si512(x[i]))) << (16 * i);
-    return mask;
-  }
-
  private:
   // Returns zeros for lanes not set in `any`.
   HWY_INLINE __m512i look_up(int k, __m512i index, __mmask32 any) const {
