@@ -50,6 +50,6 @@ bool catches_an_error() {
 
 int main() {
   if (!steps_a_parameter() || !catches_an_error()) return 1;
-  std::printf("C++: lowtide %s\n", lowtide::version());
+  std::printf("C++: lowtide %s on %s\n", lowtide::version(), lowtide::cpu_targets().front().c_str());
   return 0;
 }

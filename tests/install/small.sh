@@ -36,4 +36,9 @@ fi
 grep "got 'lions'" "$build/refused"
 "$cmake" "$build" -DLOWTIDE_RULES='adamw;lion' >/dev/null
 
-"$(dirname "${BASH_SOURCE[0]}")/run.sh" "$cmake" "$build" "$generator" "$cc" "$cxx" ""
+"$(dirname "${BASH_SOURCE[0]}")/run.sh" "$cmake" "$build" "$generator" "$cc" "$cxx" "" | tee "$build/installed"
+
+echo "-- a library for this processor uses the best instructions that it has"
+if grep -qw avx512_vbmi2 /proc/cpuinfo; then
+  grep -q ' on avx512_vbmi$' "$build/installed"
+fi

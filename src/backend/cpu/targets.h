@@ -9,4 +9,11 @@
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #else
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+// In a build for one processor, Highway 1.0 expects AVX-VNNI beside VBMI, but Ice Lake and Zen 4 lack it, and no kernel
+// uses it.
+#if defined(HWY_COMPILE_ONLY_STATIC) && defined(__AVX512VBMI__) && defined(__AVX512VBMI2__) &&                   \
+    defined(__AVX512BITALG__) && defined(__AVX512VPOPCNTDQ__) && defined(__AVX512VNNI__) && defined(__VAES__) && \
+    defined(__VPCLMULQDQ__)
+#define HWY_BASELINE_TARGETS HWY_AVX3_DL
+#endif
 #endif
