@@ -104,7 +104,18 @@ int Env::read_ahead(int fd, int64_t offset, int64_t bytes) {
   return -::posix_fadvise(fd, offset, bytes, POSIX_FADV_WILLNEED);
 }
 
-int Env::write_back(int fd, int64_t offset, int64_t bytes) {
+int Env::map_pages(void* memory, int64_t bytes) {
+#ifdef MADV_POPULATE_READ
+  constexpr int kPopulate = MADV_POPULATE_READ;
+#else
+  constexpr int kPopulate = 22;  // headers before Linux 5.14 lack it
+#endif
+  return or_error(::madvise(memory, static_cast<size_t>(bytes), kPopulate));
+}
+
+int Env::write_back(int fd, int64_t offset, void* memory, int64_t bytes) {
+  // For each page that is still mapped, the write would interrupt the other processors.
+  ::madvise(memory, static_cast<size_t>(bytes), MADV_DONTNEED);
   constexpr unsigned kAll = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
   return or_error(::sync_file_range(fd, offset, bytes, kAll));
 }

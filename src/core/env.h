@@ -42,8 +42,11 @@ class Env {
   virtual int map_file(int fd, size_t bytes, void** memory);
   // Starts reading a range of a file into the page cache without waiting.
   virtual int read_ahead(int fd, int64_t offset, int64_t bytes);
-  // Writes the changed pages of a range and waits, so that they can leave memory. A crash may still lose them.
-  virtual int write_back(int fd, int64_t offset, int64_t bytes);
+  // Maps whole pages of a mapped file, reading those that are not in memory. If it fails, pread tells why.
+  virtual int map_pages(void* memory, int64_t bytes);
+  // Writes the changed pages of a mapped file's range and waits, so that they can leave memory. A crash may still lose
+  // them.
+  virtual int write_back(int fd, int64_t offset, void* memory, int64_t bytes);
   // Removes whole pages of a mapped file's range from memory, except pages that must be written first.
   virtual int drop_pages(int fd, int64_t offset, void* memory, int64_t bytes);
   // If false, all I/O goes through pread and pwrite above, where a test can reach it.

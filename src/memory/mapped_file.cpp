@@ -12,7 +12,8 @@ namespace {
 constexpr int64_t kPieceBytes = 1 << 20;  // size of each read; stays in a processor's cache
 
 int64_t pages(int64_t bytes) {
-  LT_REQUIRE(bytes >= 1 && bytes <= int64_t{1} << 62, "got a file of %lld bytes for weights, wanted 1 to 2^62", ll(bytes));
+  LT_REQUIRE(bytes >= 1 && bytes <= int64_t{1} << 62, "got a file of %lld bytes for weights, wanted 1 to 2^62",
+             ll(bytes));
   return round_up(bytes, kPageBytes);
 }
 
@@ -36,13 +37,18 @@ void MappedFile::check(int64_t offset, int64_t bytes) const {
 
 void MappedFile::bring(int64_t offset, int64_t bytes) {
   check(offset, bytes);
-  if (bytes == 0) return;  // to the system, 0 means up to the end of the file
-  env_.read_ahead(unnamed_.file.get(), offset, bytes);  // only advice; the reads below report errors
+  if (bytes == 0) return;                               // to the system, 0 means up to the end of the file
+  env_.read_ahead(unnamed_.file.get(), offset, bytes);  // only advice
+  if (env_.map_pages(data() + offset, bytes) == 0) {
+    read_ += bytes;
+    return;
+  }
+  // Linux before 5.14 cannot map pages ahead, and errors of the disk have no names there.
   std::vector<std::byte> piece(static_cast<size_t>(std::min(bytes, kPieceBytes)));
   for (int64_t done = 0; done < bytes;) {  // reading fills the page cache and reports errors
     const int64_t wanted = std::min(bytes - done, kPieceBytes);
-    const int64_t got = retry_interrupted(
-        [&] { return env_.pread(unnamed_.file.get(), piece.data(), wanted, offset + done); });
+    const int64_t got =
+        retry_interrupted([&] { return env_.pread(unnamed_.file.get(), piece.data(), wanted, offset + done); });
     if (got <= 0) {
       fail_io(static_cast<int>(-got), "could not read %lld bytes at offset %lld of the weights in %s%s", ll(wanted),
               ll(offset + done), unnamed_.path.c_str(), got ? "" : ": the file has been made shorter by another");
@@ -56,7 +62,8 @@ void MappedFile::let_go(int64_t offset, int64_t bytes, bool changed) {
   check(offset, bytes);
   if (bytes == 0) return;
   if (changed) {
-    const int error = -retry_interrupted([&] { return env_.write_back(unnamed_.file.get(), offset, bytes); });
+    const int error =
+        -retry_interrupted([&] { return env_.write_back(unnamed_.file.get(), offset, data() + offset, bytes); });
     if (error) {
       fail_io(error, "could not write %lld bytes at offset %lld of the weights in %s", ll(bytes), ll(offset),
               unnamed_.path.c_str());

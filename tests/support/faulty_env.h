@@ -106,8 +106,9 @@ class FaultyEnv : public Env {
     if (result == 0) mapped_ += static_cast<int64_t>(bytes);
     return result;
   }
-  int write_back(int fd, int64_t offset, int64_t bytes) override {
-    return at(Call::kSync, [&] { return under_.write_back(fd, offset, bytes); });
+  int map_pages(void*, int64_t) override { return -ENOSYS; }
+  int write_back(int fd, int64_t offset, void* memory, int64_t bytes) override {
+    return at(Call::kSync, [&] { return under_.write_back(fd, offset, memory, bytes); });
   }
   int unmap(void* memory, size_t bytes) override {
     mapped_ -= static_cast<int64_t>(bytes);
