@@ -203,13 +203,13 @@ class StepInBackward(InBackward):
         self.steps = 0
 
     @classmethod
-    def refuse_norms(cls, engine: Engine, where: str) -> None:
+    def refuse_norms(cls, engine: Engine, where: str, instead: str = "step() after backward") -> None:
         """Raises ValueError for options that need the norm of all gradients, and rules that need sums over them."""
         got = f"{engine.family.name}, whose d needs all gradients"
-        expect(not engine.family.SUMS, where, got, "step() after backward, or another class")
+        expect(not engine.family.SUMS, where, got, f"{instead}, or another class")
         for name in BY_NORM:
             limit = getattr(engine.settings, name)
-            expect(limit is None, where, f"{name}={limit}", cls.NO_NORM)
+            expect(limit is None, where, f"{name}={limit}", f"{instead}, or {cls.NO_NORM}")
 
     @property
     def under_way(self) -> bool:  # type: ignore[override]
@@ -377,7 +377,7 @@ def in_backward(
     if at_once is not False:
         wanted = "False: the scale's verdict comes after backward"
         expect(not engine.settings.amp_scaling, "step_in_backward", "amp_scaling=True", wanted)
-        StepInBackward.refuse_norms(engine, "step_in_backward")
+        StepInBackward.refuse_norms(engine, "step_in_backward", "step_in_backward=False")
         return StepInBackward(engine, step, None if at_once is True else size_of("step_in_backward", at_once))
     if prefetch is not False:
         return PrefetchInBackward(engine, None if prefetch is True else size_of("prefetch_in_backward", prefetch))

@@ -90,6 +90,14 @@ def test_steps_after_backward_accumulate_and_clip(small: None, tmp_path: Path, f
     figure(f"3 steps of 2 passes, clipped: 0 of {sum(map(len, values(net)))} bytes differ")
 
 
+def test_a_rule_that_needs_all_gradients_steps_after_backward(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    wanted = Net()
+    losses = train(wanted, lowtide.Prodigy(wanted.parameters()), 3)
+    net, opt = lowtide.stream(Net(), f"host={host_for(wanted, 3, False)},disk={tmp_path}", lowtide.Prodigy, step_in_backward=False)
+    assert train(net, opt, 3) == losses and values(net) == values(wanted)
+    figure(f"3 steps of Prodigy: 0 of {sum(map(len, values(net)))} bytes differ")
+
+
 def test_frozen_weights_are_read_alone(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
     """As with LoRA, only trained weights are written."""
     nets = [Net(), Net()]
@@ -199,6 +207,8 @@ def test_refusals(small: None, tmp_path: Path, figure: Callable[[str], None]) ->
         ({"memory": {"host": least, "disk": tmp_path}, "layers": [net.layers[0], net.layers[0].up]}, ValueError, "inside another"),
         ({"memory": {"host": least, "disk": tmp_path}, "layers": [net.layers]}, ValueError, "never called"),
         ({"memory": {"host": least, "disk": tmp_path}, "optimizer": torch.optim.AdamW}, TypeError, "wanted a class such as lowtide.AdamW"),
+        ({"memory": {"host": least, "disk": tmp_path}, "optimizer": lowtide.Prodigy}, ValueError, "got Prodigy, .* wanted step_in_backward=False"),
+        ({"memory": {"host": least, "disk": tmp_path}, "max_grad_norm": 1.0}, ValueError, "got max_grad_norm=1.0, wanted step_in_backward=False"),
     ]
     for arguments, kind, words in cases:
         with pytest.raises(kind, match=words):
