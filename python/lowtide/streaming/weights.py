@@ -72,6 +72,7 @@ class StreamedWeights:
     schedule: Schedule
     offsets: list[int] = field(default_factory=list)
     changed: dict[int, int] = field(default_factory=dict)  # offsets in units from which on nothing is written yet
+    in_backward: bool = False  # whether backward passes change weights
     addresses: list[list[int]] = field(default_factory=list)  # addresses of each unit's parameters
     flush: Callable[[], None] | None = None  # makes the optimizer step waiting gradients
     _asked: dict[int, Future[None]] = field(default_factory=dict)
@@ -119,7 +120,7 @@ class StreamedWeights:
 
     def watch(self, model: nn.Module, optimizer: Optimizer, in_backward: bool) -> None:
         """Adds the hooks. in_backward: the optimizer steps weights in backward passes, otherwise all of them in its `step`."""
-        me = weakref.ref(self)
+        me, self.in_backward = weakref.ref(self), in_backward
         if isinstance(steps := optimizer.in_backward, StepInBackward):
             self.flush = steps.flush
         for number, unit in enumerate(self.units):
@@ -139,7 +140,7 @@ class StreamedWeights:
         self._check(number)
         with self._lock:
             moves = self.schedule.turn(number, backward)
-            if backward:
+            if backward and self.in_backward:
                 self._note_changed(number)
                 if self.flush and any(gone in self.changed for gone in moves.let_go):
                     self.flush()

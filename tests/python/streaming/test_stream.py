@@ -40,7 +40,7 @@ def host_for(net: nn.Module, room: int, in_backward: bool | int) -> int:
 
 @pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize(("kind", "options"), [(torch.float32, {}), (torch.bfloat16, {"master": "residual16"})])
-@pytest.mark.parametrize(("room", "bucket"), [(3, 0), (5, 0), (3, True)])
+@pytest.mark.parametrize(("room", "bucket"), [(3, 0), (5, 0), (3, True), (3, False), (5, False)])
 def test_a_disk_changes_no_bit(
     room: int, bucket: int | bool, kind: torch.dtype, options: dict[str, Any], reentrant: bool | None, small: None, tmp_path: Path,
     figure: Callable[[str], None],
