@@ -86,8 +86,8 @@ def plan(
             vocabulary are units of their own. Without, or if `ram` has no room for all weights: they are on the disk, from which
             layers are read ahead.
         rates: determine the seconds of a step on the CPU, for a decoder. "measure" measures them here, in about ten seconds; `disk`
-            must be a directory for its rates. Each is measured alone, so with weights on a disk, whose transfers share processors
-            and memory with computation, steps take longer.
+            must be a directory for its rates. Those of weights are measured alone and beside products, because both share processors
+            and memory.
         hyper: momentum, amsgrad, centered, betas, alpha, row_beta2: as for the optimizer.
 
     Returns a Plan, whether it fits or not. Raises ValueError, TypeError or OSError for unusable arguments.

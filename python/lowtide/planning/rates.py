@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from itertools import cycle
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -38,6 +40,9 @@ class Rates:
         head: likewise, of the output layer and the loss.
         read_weights, write_weights: bytes per second of the disk for weights that stream, through the page cache.
         change_weights: bytes per second at which such weights are first changed in memory.
+        read_beside, write_beside: as read_weights and write_weights, while the CPU computes; 0: the same.
+        compute_reading, compute_writing: the shares of its speed that computation keeps while such weights are read or written;
+            0: all.
     """
 
     step: float | Mapping[str, float] = 0.0
@@ -51,6 +56,10 @@ class Rates:
     read_weights: float = 0.0
     write_weights: float = 0.0
     change_weights: float = 0.0
+    read_beside: float = 0.0
+    write_beside: float = 0.0
+    compute_reading: float = 0.0
+    compute_writing: float = 0.0
 
     def step_of(self, state: str) -> float:
         """Bytes of state in this format stepped per second."""
@@ -175,33 +184,68 @@ def pairs_operations(of: Decoder, seq: int, batch: int) -> float:
     return 2.0 * batch * seq * seq * of.queries
 
 
-def weights_rates(disk: str, size: int = 256 << 20) -> dict[str, float]:
-    """The rates of weights in a file in this directory."""
+def weights_rates(disk: str, unit: int, of: Decoder, kind: torch.dtype, tokens: int, size: int = 256 << 20) -> dict[str, float]:
+    """The rates of weights in a file in this directory, which move by `unit` bytes as in backward, alone and beside the products of a
+    decoder with at most 1024 tokens."""
+    unit = min(-(-unit // 4096) * 4096, size)
+    places = [unit * number for number in reversed(range(max(1, size // unit)))]
+    size = unit * len(places)
     file = _core.MappedFile(disk, size)
     values = file.tensor(0, size)
     values.random_(256)
     pages = values[:: 1 << 12]
-    acts: dict[str, Callable[[], object]] = {
-        "write_weights": lambda: file.let_go(0, size, changed=True), "read_weights": lambda: file.bring(0, size),
-        "change_weights": lambda: pages.add_(1),
-    }  # fmt: skip
-    times: dict[str, list[float]] = {name: [] for name in acts}
+    rows = -(-(1 << 20) // of.hidden)  # a product is short beside a read
+    tables = torch.rand((64 << 20) // (kind.itemsize * rows * of.hidden) + 1, rows, of.hidden, dtype=kind)  # more than a cache has
+    given, weights = torch.rand(min(tokens, 1024), of.hidden, dtype=kind), cycle(tables)
+
+    def write() -> None:
+        for place in places:
+            file.let_go(place, unit, changed=True)
+
+    def read() -> None:
+        for place in places:
+            file.bring(place, unit)
+
+    def compute() -> None:
+        nn.functional.linear(given, next(weights))
+
+    times: list[list[tuple[float, float]]] = []
+    beside: list[list[tuple[float, float]]] = []
+    changes = []
     for _ in range(3):
-        for name, act in acts.items():
-            began = perf_counter()
-            act()
-            times[name].append(perf_counter() - began)
-    return {name: size / median(each) for name, each in times.items()}
+        for found in (times, beside):
+            found.append([_beside(act, compute) if found is beside else (_timed(act), 1.0) for act in (write, read)])
+            changes.append(_timed(lambda: pages.add_(1)))
+    alone, both = ([[median(each) for each in zip(*of, strict=True)] for of in zip(*found, strict=True)] for found in (times, beside))
+    return {
+        "write_weights": size / alone[0][0], "read_weights": size / alone[1][0], "change_weights": size / median(changes),
+        "write_beside": size / both[0][0], "read_beside": size / both[1][0], "compute_writing": both[0][1], "compute_reading": both[1][1],
+    }  # fmt: skip
 
 
-def _seconds_of(work: Callable[[], object], least: float = 0.1) -> float:
+def _beside(act: Callable[[], object], compute: Callable[[], object]) -> tuple[float, float]:
+    """The seconds of `act` in a thread of its own while another computes, and the share of its speed that the other keeps."""
+    with ThreadPoolExecutor(1) as pool:
+        count, began, done = 0, perf_counter(), pool.submit(_timed, act)
+        while not (count and done.done()):
+            compute()
+            count += 1
+        both = perf_counter() - began
+    return done.result(), min(_timed(lambda: [compute() for _ in range(count)]) / both, 1.0)
+
+
+def _timed(act: Callable[[], object]) -> float:
+    began = perf_counter()
+    act()
+    return perf_counter() - began
+
+
+def _seconds_of(work: Callable[[], object], least: float = 1.0) -> float:
     """The median of its runs: at least five, and `least` seconds."""
     work()
     times: list[float] = []
     while len(times) < 5 or sum(times) < least:
-        began = perf_counter()
-        work()
-        times.append(perf_counter() - began)
+        times.append(_timed(work))
     return median(times)
 
 

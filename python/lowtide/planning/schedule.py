@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
@@ -71,42 +72,52 @@ class Schedule:
         unit, which are written when the unit leaves memory. gradients: bytes of each unit's, in the order in which they arrive.
         bucket: bytes of gradients that wait for a step in backward; None: all wait for its end.
 
-        One thread computes and steps; another reads and writes weights in the order in which they are asked for. The disk serves
-        state in turn with weights."""
+        One thread computes and steps; another reads and writes weights in the order in which they are asked for, and each slows the other
+        down. The disk serves state in turn with weights."""
         trial, changed, clean, found = Schedule(self.sizes, self.limit), set[int](), set[int](), Step()
-        order, work = range(len(self.sizes)), work or Work()
+        order, work, clock = range(len(self.sizes)), work or Work(), Clock()
         forward, backward = ([*islice(each, len(order))] for each in (iter(work.forward), iter(work.backward)))
-        now = disk = 0.0
+
+        def stepped(size: int) -> None:
+            asked = clock.ask(size * work.state) if work.state else 0
+            clock.compute(size * work.step)
+            clock.wait(asked)
+
         for _ in range(3):
-            began, read, written, steps, waiting = now, 0, 0, 0, 0
-            arrive: dict[int, float] = {}
+            began, read, written, steps, waiting = clock.now, 0, 0, 0, 0
+            arrive: dict[int, int] = {}
             for unit, back in [*((n, False) for n in order), *((n, True) for n in reversed(order))]:
                 moves = trial.turn(unit, back)
                 if back:
                     changed.add(unit)
                     if waiting and bucket is not None and changed & {*moves.let_go}:
-                        now, disk, steps, waiting = *work.stepped(waiting, now, disk), steps + 1, 0
+                        stepped(waiting)
+                        steps, waiting = steps + 1, 0
                 for asked in (moves.bring, *moves.let_go, moves.ahead):
                     if asked in moves.let_go:
                         size = trained[asked] if asked in changed else 0
-                        written, disk = written + size, max(disk, now) + size * work.write
+                        written += size
+                        clock.ask(size * work.write, work.writing)
                     elif asked is not None:
-                        read, disk = read + self.sizes[asked], max(disk, now) + self.sizes[asked] * work.read
-                        arrive[asked] = disk
+                        read += self.sizes[asked]
+                        arrive[asked] = clock.ask(self.sizes[asked] * work.read, work.reading)
                         clean.add(asked)
                 changed -= {*moves.let_go}
-                now = max(now, arrive.pop(unit, 0.0)) + (backward if back else forward)[unit]
+                clock.wait(arrive.pop(unit, 0))
+                clock.compute((backward if back else forward)[unit])
                 if back and unit in clean:
-                    now += trained[unit] * work.change
+                    clock.compute(trained[unit] * work.change)
                     clean.discard(unit)
                 for size in gradients[unit] if back and gradients else ():
                     waiting += size
                     if bucket is not None and waiting >= bucket:
-                        now, disk, steps, waiting = *work.stepped(waiting, now, disk), steps + 1, 0
+                        stepped(waiting)
+                        steps, waiting = steps + 1, 0
             if waiting := waiting + work.kept:
-                now, disk, steps = *work.stepped(waiting, now, disk), steps + 1
-            now += work.beside
-            found = Step(read, written, steps, now - began)
+                stepped(waiting)
+                steps += 1
+            clock.compute(work.beside)
+            found = Step(read, written, steps, clock.now - began)
         return found
 
 
@@ -115,6 +126,47 @@ class Step(NamedTuple):
     written: int = 0
     steps: int = 0  # of the optimizer, by buckets
     seconds: float = 0.0
+
+
+class Together(NamedTuple):
+    """The shares of their speeds that the disk and computation keep while both work."""
+
+    disk: float = 1.0
+    compute: float = 1.0
+
+
+_WHOLE = Together()
+
+
+@dataclass
+class Clock:
+    """The time of a thread that computes, beside a disk that serves requests in their order."""
+
+    now: float = 0.0
+    _asked: deque[tuple[float, Together]] = field(default_factory=deque)  # seconds of the disk alone
+    _done: int = 0
+
+    def ask(self, seconds: float, together: Together = _WHOLE) -> int:
+        """A request that takes `seconds` of the disk alone. Returns its number for `wait`."""
+        self._asked.append((seconds, together))
+        return self._done + len(self._asked)
+
+    def wait(self, number: int) -> None:
+        while self._done < number:
+            self.now += self._asked.popleft()[0]
+            self._done += 1
+
+    def compute(self, seconds: float) -> None:
+        while self._asked and seconds > 0:
+            left, together = self._asked[0]
+            both = min(left / together.disk, seconds / together.compute)
+            self.now, seconds, left = self.now + both, seconds - both * together.compute, left - both * together.disk
+            if left > 1e-12:
+                self._asked[0] = left, together
+            else:
+                self._asked.popleft()
+                self._done += 1
+        self.now += max(seconds, 0.0)
 
 
 class Work(NamedTuple):
@@ -128,9 +180,6 @@ class Work(NamedTuple):
     read: float = 0.0  # per byte of weights
     write: float = 0.0
     change: float = 0.0  # of first changing them in memory
+    reading: Together = _WHOLE
+    writing: Together = _WHOLE
     kept: int = 0  # bytes of gradients of what is in no unit
-
-    def stepped(self, size: int, now: float, disk: float) -> tuple[float, float]:
-        """When a step of `size` bytes of gradients ends, and when the disk is free."""
-        busy = max(disk, now) + size * self.state if self.state else disk
-        return max(now + size * self.step, busy if self.state else 0.0), busy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from lowtide.memory.forecast import path_of
 from lowtide.planning.models import TYPES
 from lowtide.planning.rates import Rates, family_of, layers_rates, pairs_operations, step_rates, weights_rates
 from lowtide.planning.result import Plan
-from lowtide.planning.schedule import Work
+from lowtide.planning.schedule import Together, Work
 
 
 def measured(of: Any, found: Plan, disk: Any) -> Rates:
@@ -25,7 +26,10 @@ def measured(of: Any, found: Plan, disk: Any) -> Rates:
         rates |= layers_rates(of.model.decoder, getattr(torch, TYPES[of.weights][0]), of.seq, of.batch)
     if found.total.disk and disk is not None and Path(path := path_of("disk", str(disk))).is_dir():
         state = _core.measure_disk_rates(path)
-        rates |= {**weights_rates(path), **{name: state[name] for name in ("read", "write", "engine", "direct")}}
+        rates |= {name: state[name] for name in ("read", "write", "engine", "direct")}
+        if of.model.decoder and found.lines["weights"].disk:
+            unit = median(each.bytes for each in of.layout.units)
+            rates |= weights_rates(path, int(unit), of.model.decoder, getattr(torch, TYPES[of.weights][0]), of.seq * of.batch)
     return Rates(**rates)
 
 
@@ -37,7 +41,8 @@ def timed(of: Any, found: Plan, rates: Rates) -> Plan:
     io = [rates.read_weights, rates.write_weights, rates.change_weights]
     needed |= dict(zip(("read_weights", "write_weights", "change_weights"), io, strict=True)) if on_disk else {}
     needed |= {"read": rates.read, "write": rates.write} if any(line.disk for line in state) else {}
-    for name, rate in needed.items():
+    beside = {name: getattr(rates, name) for name in ("read_beside", "write_beside", "compute_reading", "compute_writing")}
+    for name, rate in {**needed, **beside}.items():
         expect(0 <= number(f"rates: {name}", rate) < math.inf, f"rates: {name}", rate, "a finite number, 0 or more")
     lacks = ", ".join(name for name, rate in needed.items() if not rate)
     for unknown, why in (
@@ -60,11 +65,15 @@ def timed(of: Any, found: Plan, rates: Rates) -> Plan:
     stepping = sum(map(sum, state)) / step
     moving = (found.moved.disk - found.moved_weights) / 2 * (1 / rates.read + 1 / rates.write) if any(line.disk for line in state) else 0.0
     read, write, change = (1 / rate if on_disk else 0.0 for rate in io)
+    together = (
+        Together(min(rates.read_beside * read, 1.0) or 1.0, min(rates.compute_reading, 1.0) or 1.0),
+        Together(min(rates.write_beside * write, 1.0) or 1.0, min(rates.compute_writing, 1.0) or 1.0),
+    )
     forward_each, backward_each = zip(*work, strict=True)
     per = max(layout.gradient_bytes, 1)
     whole = layout.step(
         found.lines["weights"].host - layout.kept.nbytes if on_disk else None, of.step_in_backward,
-        Work(forward_each[:-1], backward_each[:-1], sum(work[-1]), stepping / per, moving / per, read, write, change),
+        Work(forward_each[:-1], backward_each[:-1], sum(work[-1]), stepping / per, moving / per, read, write, change, *together),
     )  # fmt: skip
     parts = {"forward and backward": sum(map(sum, work)), "stepping": stepping, "state on the disk": moving,
              "weights on the disk": whole.read * read + whole.written * write}  # fmt: skip

@@ -16,6 +16,8 @@ import pytest
 import torch
 from lowtide import _core
 from lowtide.planning.models import DECODERS, Decoder, elements, model_of
+from lowtide.planning.rates import weights_rates
+from lowtide.planning.schedule import Schedule, Together, Work
 from lowtide.report.text import size_text
 
 SMALL = {
@@ -210,6 +212,31 @@ def test_a_disk_and_the_cpu_are_the_last_resorts():
     assert small.change["gpu"] is None and small.changed and small.changed.fits and small.changed.lines["weights"].disk
     nowhere = lowtide.plan("Llama-3.1-70B", gpu="24GB", ram="2GB", disk="1TB")
     assert not nowhere.fits and nowhere.changed and not nowhere.changed.fits and "Still too little" in str(nowhere)
+
+
+def test_a_disk_and_computation_slow_each_other_down(figure):
+    """Behind long computation, a second of the disk takes 1 / disk seconds, in which computation loses 1 - compute; without computation,
+    the disk has its own speed."""
+    count, together, whole = 8, {"reading": Together(0.5, 0.75), "writing": Together(0.8, 0.6)}, 1.0
+    schedule, units, io = Schedule([1] * count, 4), [1] * count, {"read": 1.0, "write": 0.5}
+    found = schedule.step(units, work=Work([100.0] * count, [200.0] * count, **io, **together))
+    lost = found.read * 1.0 / 0.5 * (whole - 0.75) + found.written * 0.5 / 0.8 * (whole - 0.6)
+    assert found.read == 8 and found.written > 0 and found.seconds == pytest.approx(300 * count + lost, rel=1e-12)
+    idle = [schedule.step(units, work=Work(**io, **each)).seconds for each in ({}, together)]
+    assert idle[0] == idle[1] == found.read * 1.0 + found.written * 0.5
+    for compute in (0.1, 0.5, 1.0, 2.0):
+        alone, both = (schedule.step(units, work=Work([compute] * count, [2 * compute] * count, **io, **each)).seconds for each in ({}, together))
+        assert alone < both < alone / 0.5, "each is slowed to no less than its share"
+    figure(f"{found.read} units read and {found.written} written behind computation: {lost:.2f} s lost")
+
+
+def test_rates_of_weights_are_measured(tmp_path, figure):
+    """Alone and beside products, within what any machine can do: 1 TB/s."""
+    found = weights_rates(str(tmp_path), 1 << 20, model_of("Llama-3.2-1B").decoder, torch.bfloat16, 4, 8 << 20)
+    shares = [found.pop(name) for name in ("compute_reading", "compute_writing")]
+    assert set(found) == {f"{act}_{when}" for act in ("read", "write") for when in ("weights", "beside")} | {"change_weights"}
+    assert all(0 < rate < 1e12 for rate in found.values()) and all(0 < share <= 1 for share in shares)
+    figure(", ".join(f"{name} {rate / 1e9:.2f} GB/s" for name, rate in found.items()) + f"; computation keeps {shares}")
 
 
 def test_seconds_follow_the_rates(figure):
