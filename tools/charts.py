@@ -47,7 +47,7 @@ class Study:
 STEPS = "steps-107M-bf16-*.json"  # the newest is shown: after a new measurement, run memory_tables.py
 SMALL, LARGE = ("quality-1M-*.json",), ("quality-25M-2*.json", "quality-25M-h100-*.json")
 SCRATCH = Study("from scratch, 26 M", LARGE, 0.95)
-TUNE = Study("fine-tune, 26 M, lr 10^-4", ("finetune-25M-*.json",), 0.999, "learned")
+TUNE = Study("fine-tune, 26 M, lr 10^-4", ("finetune-25M-2*.json", "finetune-25M-default-*.json"), 0.999, "learned")
 DOTS = {SCRATCH: False, Study("", LARGE, 0.999): False, TUNE: True}  # whether it is a fine-tune
 DEFAULT = ("bf16_dynamic8", "bf16_stochastic")  # the first that a record has
 VARIANTS = {  # label: variants, colour
