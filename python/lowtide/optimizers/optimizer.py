@@ -382,7 +382,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         try:
             if partitions.check_part(part, self.param_groups):
                 StepInBackward.refuse_norms(self.engine, "step of some parameters of a group")
-                self._steps_single = True
+                self.steps_single = True
             self._follow_groups()
             self._step_gradients(partitions.shown(self.engine, part))
         finally:

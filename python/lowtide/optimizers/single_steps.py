@@ -25,7 +25,7 @@ class SingleSteps:
     _follow_groups: Callable[[], None]
     _step_gradients: Callable[[list[int]], None]
     _numbers: dict[int, int] | None = None  # numbers of parameters by id, until the groups change
-    _steps_single = False  # whether step_param was called
+    steps_single = False  # whether step_param was called
 
     def step_param(self, param: torch.Tensor, group: Mapping[str, Any] | None = None) -> None:
         """Steps one parameter by its gradient, which stays. For trainers that step in their own hooks of backward, with the
@@ -46,7 +46,7 @@ class SingleSteps:
             raise ValueError(f"step_param: got a {type(param).__name__} of no group, wanted a parameter of this optimizer")
         with torch.no_grad():
             self._step_gradients([number])
-        self._steps_single = True
+        self.steps_single = True
 
     def step_parameter(self, param: torch.Tensor, group: Mapping[str, Any] | None = None, index: int = 0) -> None:
         """`step_param` under OneTrainer's name, with its arguments. `index`, the parameter's place in its group, is ignored."""
@@ -56,6 +56,6 @@ class SingleSteps:
         """The user's steps, where the core, which made this report, counts steps of buckets or of single parameters."""
         if self.in_backward and self.in_backward.steps is not None:
             return self.in_backward.steps
-        if self._steps_single:
+        if self.steps_single:
             return max(self.engine.core_of(i).step_count(i) for i in range(len(self.engine.params)))
         return report["steps"]

@@ -73,6 +73,7 @@ class StreamedWeights:
     offsets: list[int] = field(default_factory=list)
     changed: dict[int, int] = field(default_factory=dict)  # offsets in units from which on nothing is written yet
     in_backward: bool = False  # whether backward passes change weights
+    singly: Callable[[], bool] = bool  # whether hooks do so with step_param, unit by unit
     addresses: list[list[int]] = field(default_factory=list)  # addresses of each unit's parameters
     flush: Callable[[], None] | None = None  # makes the optimizer step waiting gradients
     _asked: dict[int, Future[None]] = field(default_factory=dict)
@@ -120,7 +121,8 @@ class StreamedWeights:
 
     def watch(self, model: nn.Module, optimizer: Optimizer, in_backward: bool) -> None:
         """Adds the hooks. in_backward: the optimizer steps weights in backward passes, otherwise all of them in its `step`."""
-        me, self.in_backward = weakref.ref(self), in_backward
+        me, owner, self.in_backward = weakref.ref(self), weakref.ref(optimizer), in_backward
+        self.singly = lambda: (found := owner()) is not None and found.steps_single
         if isinstance(steps := optimizer.in_backward, StepInBackward):
             self.flush = steps.flush
         for number, unit in enumerate(self.units):
@@ -139,9 +141,11 @@ class StreamedWeights:
         backward = torch._C._current_graph_task_id() != -1
         self._check(number)
         with self._lock:
+            passed = [each for each in self.schedule.here if each > number]
             moves = self.schedule.turn(number, backward)
-            if backward and self.in_backward:
-                self._note_changed(number)
+            if backward and (self.in_backward or self.singly()):
+                for each in (number, *(() if self.in_backward else passed)):  # the first of them ran before step_param did
+                    self._note_changed(each)
                 if self.flush and any(gone in self.changed for gone in moves.let_go):
                     self.flush()
             if moves.bring is not None and (backward or not self.units[number].looked_up):

@@ -90,6 +90,28 @@ def test_steps_after_backward_accumulate_and_clip(small: None, tmp_path: Path, f
     figure(f"3 steps of 2 passes, clipped: 0 of {sum(map(len, values(net)))} bytes differ")
 
 
+def test_hooks_that_step_parameters_keep_the_budget(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
+    """Hooks of trainers step parameters in backward, though the optimizer does not: what they have changed is written, too."""
+    wanted = Net()
+    net, opt = lowtide.stream(Net(), f"host={host_for(wanted, 3, False)},disk={tmp_path}", step_in_backward=False)
+    for model, steps in ((wanted, lowtide.AdamW(wanted.parameters())), (net, opt)):
+
+        def step(param: torch.Tensor, steps: lowtide.Optimizer = steps) -> None:
+            steps.step_param(param)
+            param.grad = None
+
+        for param in model.parameters():
+            param.register_post_accumulate_grad_hook(step)
+    nothing, written = lowtide.SGD([nn.Parameter(torch.zeros(1))]), []
+    for number in range(3):
+        assert train(net, nothing, 1, first=number) == train(wanted, nothing, 1, first=number)
+        report = lowtide.streaming_report(net)
+        written.append(report["written_bytes"])
+        assert _resident(net) <= report["memory_bytes"] + (1 << 17)
+    assert values(net) == values(wanted) and written[0] < written[1] < written[2]
+    figure(f"{_resident(net)} bytes in memory after 3 passes, {written} written, 0 of {sum(map(len, values(net)))} bytes differ")
+
+
 def test_a_rule_that_needs_all_gradients_steps_after_backward(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
     wanted = Net()
     losses = train(wanted, lowtide.Prodigy(wanted.parameters()), 3)
