@@ -49,7 +49,7 @@ SMALL, LARGE = ("quality-1M-*.json",), ("quality-25M-2*.json", "quality-25M-h100
 SCRATCH = Study("from scratch, 26 M", LARGE, 0.95)
 TUNE = Study("fine-tune, 26 M, lr 10^-4", ("finetune-25M-2*.json", "finetune-25M-default-*.json"), 0.999, "learned")
 DOTS = {SCRATCH: False, Study("", LARGE, 0.999): False, TUNE: True}  # whether it is a fine-tune
-DEFAULT = ("bf16_dynamic8", "bf16_stochastic")  # the first that a record has
+DEFAULT = ("bf16_dynamic8", "bf16_stochastic")  # evidence.md shows the first that a record has
 VARIANTS = {  # label: variants, colour
     "fp32 again: the noise": (("fp32", "fp32_c", "fp32_d"), INK),
     "8-bit state (default)": (("dynamic8",), OURS),

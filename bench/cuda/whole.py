@@ -12,8 +12,9 @@ from bench.cuda.rows import Absent, Rows
 
 BATCH, LENGTH = 8, 512
 LIMIT_S = 90.0  # for a process
+FIGURE, COMPARED = "whole", ("lowtide", "bitsandbytes")
 OPTIMIZERS = ("lowtide", "bitsandbytes", "torch", "torch-masters")  # the last two keep bf16 and fp32 state
-DETAILS = ("optimizer_share", "device_peak_bytes", "driver_peak_bytes", "ram_peak_bytes", "state_bytes", "loss", "command")
+DETAILS = ("optimizer_share", "device_peak_bytes", "ram_peak_bytes", "state_bytes", "loss", "command")
 
 
 def training(gpu: Gpu, rows: Rows, model: str, names: tuple[str, ...], **options: Any) -> None:
@@ -36,9 +37,9 @@ def training(gpu: Gpu, rows: Rows, model: str, names: tuple[str, ...], **options
             speeds[name] = found["tokens_per_s"]
             rows.add(f"{model}: {name}", speeds[name], "tokens/s", **{key: found[key] for key in DETAILS})
 
-        rows.attempt(f"{model}: {name}", measure)
-    for name in speeds.keys() - {"lowtide"} if "lowtide" in speeds else ():
-        figure = "whole" if name == "bitsandbytes" else None
+        rows.attempt(f"{model}: {name}", measure, FIGURE if name in COMPARED else None)
+    for name in [each for each in speeds if each != "lowtide"] if "lowtide" in speeds else ():
+        figure = FIGURE if name in COMPARED else None
         rows.add(f"{model}: lowtide / {name}", speeds["lowtide"] / speeds[name], "", figure)
 
 

@@ -85,9 +85,9 @@ def plan(
             weights and gradients are in host memory, where the CPU steps; one layer at a time is on the device, and tables of the
             vocabulary are units of their own. Without, or if `ram` has no room for all weights: they are on the disk, from which
             layers are read ahead.
-        rates: determine the seconds of a step on the CPU, for a decoder. "measure" measures them here, in about ten seconds; `disk`
-            must be a directory for its rates. Those of weights are measured alone and beside products, because both share processors
-            and memory.
+        rates: determine the seconds of a step on the CPU, for a decoder. "measure" measures them here, in half a minute, or in minutes
+            for a large model; `disk` must be a directory for its rates. Those of weights are measured alone and beside products,
+            because both share processors and memory.
         hyper: momentum, amsgrad, centered, betas, alpha, row_beta2: as for the optimizer.
 
     Returns a Plan, whether it fits or not. Raises ValueError, TypeError or OSError for unusable arguments.
