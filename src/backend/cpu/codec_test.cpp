@@ -189,6 +189,34 @@ TEST(Dynamic8Blocks, AreRightForEveryAbsmax) {
   }
 }
 
+TEST(Dynamic8Blocks, KeepTheScaleOfOtherValuesBesideNans) {
+  auto rng = seeded("NaNs", 14);
+  for (const std::string& target : cpu_targets()) {
+    const auto backend = cpu::make_backend(target);
+    int64_t compared = 0;
+    for (const bool is_signed : {false, true}) {
+      const DynamicMap map(is_signed);
+      for (size_t large = 0; large < static_cast<size_t>(kBlock); ++large) {
+        std::vector<float> values(static_cast<size_t>(kBlock));
+        for (float& x : values) x = static_cast<float>(std::fabs(rng.over_binades(-80, -60)));
+        for (size_t i = 0; i < values.size(); ++i)
+          if (i != large && rng.uniform() < 0.1) values[i] = std::numeric_limits<float>::quiet_NaN();
+        values[large] = 5.f;
+        std::vector<uint8_t> codes;
+        std::vector<float> scales;
+        encode(*backend, is_signed, values, codes, scales);
+        ASSERT_EQ(scales[0], 5.f) << target << ", 5 at " << large;
+        for (size_t i = 0; i < values.size(); ++i) {
+          if (std::isnan(values[i])) continue;
+          ASSERT_EQ(int{codes[i]}, map.encode(values[i], 1.f / 5.f)) << target << " value " << values[i];
+          ++compared;
+        }
+      }
+    }
+    figure("{} {} codes beside NaNs compared, 0 differ", target, compared);
+  }
+}
+
 TEST(Codecs, DecodeEveryCodeOnEveryTarget) {
   for (const std::string& target : cpu_targets()) {
     const auto backend = cpu::make_backend(target);

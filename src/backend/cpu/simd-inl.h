@@ -159,11 +159,14 @@ LT_FN void store(vf x, f16* p) { store_code(f16_encode(x), p); }
 LT_FN vf load_code(const float* p) { return load(p); }
 LT_FN void store_code(vf x, float* p) { store(x, p); }
 
-// Returns max(a, |b|) of finite values, for an a that is not negative.
+// Returns max(a, |b|) for an a that is 0 or more, and a if b is a NaN: a block's scale must hold for its other values,
+// because tables are looked up by values divided by it.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 LT_FN vf max_abs(vf a, vf b) { return vf(vf::Vec{_mm512_range_ps(a.v.raw, b.v.raw, 0b1011)}); }
+#elif HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SCALAR
+LT_FN vf max_abs(vf a, vf b) { return max(abs(b), a); }  // if one is a NaN, the second
 #else
-LT_FN vf max_abs(vf a, vf b) { return max(a, abs(b)); }
+LT_FN vf max_abs(vf a, vf b) { return select(a < abs(b), abs(b), a); }
 #endif
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL

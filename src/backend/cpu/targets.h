@@ -11,9 +11,11 @@
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
 // In a build for one processor, Highway 1.0 expects AVX-VNNI beside VBMI, but Ice Lake and Zen 4 lack it, and no kernel
 // uses it.
-#if defined(HWY_COMPILE_ONLY_STATIC) && defined(__AVX512VBMI__) && defined(__AVX512VBMI2__) &&                   \
-    defined(__AVX512BITALG__) && defined(__AVX512VPOPCNTDQ__) && defined(__AVX512VNNI__) && defined(__VAES__) && \
-    defined(__VPCLMULQDQ__)
+#if defined(HWY_COMPILE_ONLY_STATIC) && defined(__x86_64__) && defined(__AVX512VBMI__) && defined(__AVX512VBMI2__) && \
+    defined(__AVX512BITALG__) && defined(__AVX512VPOPCNTDQ__) && defined(__AVX512VNNI__) && defined(__VAES__) &&      \
+    defined(__VPCLMULQDQ__) && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) &&              \
+    defined(__AVX512VL__) && defined(__AVX2__) && defined(__FMA__) && defined(__BMI2__) && defined(__F16C__) &&       \
+    defined(__AES__) && defined(__PCLMUL__) && defined(__SSE4_2__)
 #define HWY_BASELINE_TARGETS HWY_AVX3_DL
 #endif
 #endif
