@@ -45,5 +45,5 @@ def training(gpu: Gpu, rows: Rows, model: str, names: tuple[str, ...], **options
 
 CASES = {
     "whole.1b": partial(training, model="2048x18x5632x16x32000", names=OPTIMIZERS),
-    "whole.7b": partial(training, model="4096x32x11008x32x32000", names=OPTIMIZERS[:2], checkpointing=True),
+    "whole.7b": partial(training, model="Llama-2-7B", names=OPTIMIZERS[:2], checkpointing=True),
 }
