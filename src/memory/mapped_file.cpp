@@ -37,7 +37,8 @@ void MappedFile::check(int64_t offset, int64_t bytes) const {
 
 void MappedFile::bring(int64_t offset, int64_t bytes) {
   check(offset, bytes);
-  if (bytes == 0) return;                               // to the system, 0 means up to the end of the file
+  if (bytes == 0) return;  // to the system, 0 means up to the end of the file
+
   env_.read_ahead(unnamed_.file.get(), offset, bytes);  // only advice
   if (env_.map_pages(data() + offset, bytes) == 0) {
     read_ += bytes;

@@ -141,13 +141,15 @@ class StreamedWeights:
         backward = torch._C._current_graph_task_id() != -1
         self._check(number)
         with self._lock:
-            passed = [each for each in self.schedule.here if each > number]
+            if backward and self.in_backward:
+                self._note_changed(number)
+            elif backward and self.singly():
+                for each in self.schedule.here | {number}:
+                    if each >= number:  # even those that ran before the first call of step_param
+                        self._note_changed(each)
             moves = self.schedule.turn(number, backward)
-            if backward and (self.in_backward or self.singly()):
-                for each in (number, *(() if self.in_backward else passed)):  # the first of them ran before step_param did
-                    self._note_changed(each)
-                if self.flush and any(gone in self.changed for gone in moves.let_go):
-                    self.flush()
+            if backward and self.flush and any(gone in self.changed for gone in moves.let_go):
+                self.flush()
             if moves.bring is not None and (backward or not self.units[number].looked_up):
                 self._ask(moves.bring)
             for gone in moves.let_go:
