@@ -45,8 +45,8 @@ FieldDict forecast_dict(const Forecast& found) {
   return out;
 }
 
-// (sizes, whole, element type)
-using Param = std::tuple<std::vector<int64_t>, GivenWhole, std::string>;
+// (sizes, whole, element type, number)
+using Param = std::tuple<std::vector<int64_t>, GivenWhole, std::string, int64_t>;
 // (params, options, hyper-parameters that are not the defaults, memory or None, step rate, group whose budget it shares
 // or -1, rule or "")
 using Group = std::tuple<std::vector<Param>, OptionDict, HyperDict, GivenMemory, double, int, std::string>;
@@ -59,8 +59,8 @@ std::pair<FieldDict, std::vector<FieldDict>> forecast_dicts(const std::string& r
     GroupOptions options = group_from(given, hyper_from(default_hyper(of_group.empty() ? rule : of_group), hyper));
     options.memory = memory_from(own), options.budget_of = budget_of, options.rule = of_group;
     PlannedGroup& group = request.groups.emplace_back(PlannedGroup{std::move(options), {}, step_rate});
-    for (const auto& [sizes, whole, dtype] : params)
-      group.params.push_back({sizes, whole_from(whole), dtype_named(dtype)});
+    for (const auto& [sizes, whole, dtype, number] : params)
+      group.params.push_back({sizes, whole_from(whole), dtype_named(dtype), number});
   }
   const Forecasts found = released([&] { return forecast(request); });
   std::vector<FieldDict> budgets;
@@ -100,10 +100,9 @@ FieldDict disk_rates(const std::string& directory, int64_t bytes, double seconds
 
 void bind_planning(nb::module_& m) {
   m.def(
-      "forecast", &forecast_dicts, "rule"_a, "memory"_a.none(), "groups"_a, "read_rate"_a = 0.0,
-      "write_rate"_a = 0.0,
+      "forecast", &forecast_dicts, "rule"_a, "memory"_a.none(), "groups"_a, "read_rate"_a = 0.0, "write_rate"_a = 0.0,
       R"(groups: (params, options of `group_options`, hyper-parameters that are not the defaults, own budget, bytes of state
-stepped per second, group whose budget it shares or -1, rule or ""). params: (sizes, whole, element type).
+stepped per second, group whose budget it shares or -1, rule or ""). params: (sizes, whole, element type, number).
 Returns the fields of `lowtide.Forecast` in all and for each budget: the optimizer's, then each group's.)");
   m.def("measure_step_rate", &step_rate, "rule"_a, "state"_a, "hyper"_a = HyperDict(nb::dict()), "threads"_a = 0,
         "elements"_a = 0, "seconds"_a = 0.5,

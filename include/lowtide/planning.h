@@ -18,6 +18,7 @@ struct PlannedParam {
   std::vector<int64_t> sizes;            // strides do not matter
   std::optional<WholeParam> whole = {};  // as in Optimizer::add_param
   DType dtype = DType::kF32;             // weights of 16 bits may have a residual
+  int64_t number = -1;  // among all parameters, in whose order state is placed; all -1: the order of the groups
 };
 
 struct PlannedGroup {

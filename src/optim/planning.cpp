@@ -19,6 +19,14 @@ void check_rate(const char* name, double rate) {
              rate);
 }
 
+// One of all parameters.
+struct Member {
+  int64_t number;
+  size_t budget;
+  double step_rate;
+  ParamSpec param;
+};
+
 // The parameters of one budget.
 struct Members {
   int64_t params = 0, elements = 0, state_bytes = 0;
@@ -146,6 +154,7 @@ Forecasts forecast(const ForecastRequest& request) {
   std::vector<Memory> memories = {request.options.memory};
   std::vector<Members> members(1);
   std::vector<GroupSpec> groups;
+  std::vector<Member> found;
   int64_t elements = 0;
   for (const PlannedGroup& planned : request.groups) {
     check_rate("step_rate", planned.step_rate);
@@ -163,9 +172,11 @@ Forecasts forecast(const ForecastRequest& request) {
       // Under a limit, the first step allocates state, and steps skip empty parameters.
       const Memory& memory = memories[group.budget];
       if (spec.shape.numel > 0 || (memory.host < 0 && !is_on_device(memory)))
-        members[group.budget].add(spec, planned.step_rate);
+        found.push_back({param.number, group.budget, planned.step_rate, spec});
     }
   }
+  std::ranges::stable_sort(found, {}, &Member::number);
+  for (const Member& each : found) members[each.budget].add(each.param, each.step_rate);
   Forecasts out;
   for (size_t i = 0; i < memories.size(); ++i) out.budgets.push_back(forecast_budget(memories[i], members[i], request));
   out.total = sum(out.budgets);

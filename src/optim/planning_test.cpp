@@ -78,23 +78,33 @@ ForecastRequest random_request(Rng& rng, const std::string& disk) {
     const int64_t count = rng.between(0, 10);
     for (int64_t i = 0; i < count; ++i) group.params.push_back({planned_sizes(rng)});
   }
+  if (rng.chance(0.5)) return request;
+  for (PlannedGroup& group : request.groups)
+    for (PlannedParam& param : group.params) param.number = static_cast<int64_t>(rng.next() >> 1);
   return request;
+}
+
+// Adds the groups. Returns their parameters with the numbers of their groups, in the order in which to add them.
+std::vector<std::pair<int, PlannedParam>> add_groups(Optimizer& optimizer, const ForecastRequest& request) {
+  std::vector<std::pair<int, PlannedParam>> planned;
+  for (const PlannedGroup& group : request.groups) {
+    const int number = optimizer.add_group(group.options);
+    for (const PlannedParam& param : group.params) planned.emplace_back(number, param);
+  }
+  std::ranges::stable_sort(planned, {}, [](const auto& each) { return each.second.number; });
+  return planned;
 }
 
 // The report after one step of such an optimizer, whose parameters and gradients each lie in one piece of memory.
 MemoryReport report_of(const ForecastRequest& request) {
   Optimizer optimizer(request.options);
+  const auto planned = add_groups(optimizer, request);
   std::vector<Tensor> params;
-  for (const PlannedGroup& group : request.groups)
-    for (const PlannedParam& param : group.params) params.emplace_back(DType::kBF16, param.sizes);
+  for (const auto& [group, param] : planned) params.emplace_back(DType::kBF16, param.sizes);
   std::vector<Gradient> gradients;
-  size_t i = 0;
-  for (const PlannedGroup& group : request.groups) {
-    const int number = optimizer.add_group(group.options);
-    for (size_t k = 0; k < group.params.size(); ++k, ++i) {
-      optimizer.add_param(number, params[i].view());
-      gradients.push_back(params[i].gradient());  // an empty tensor has none: its data are null
-    }
+  for (size_t i = 0; i < planned.size(); ++i) {
+    optimizer.add_param(planned[i].first, params[i].view());
+    gradients.push_back(params[i].gradient());  // an empty tensor has none: its data are null
   }
   optimizer.step(gradients);
   return optimizer.report();
@@ -158,13 +168,10 @@ MemoryReport report_on_device(const ForecastRequest& request, uint64_t seed) {
   void* const queue = device.make_queue();
   DeviceTensors tensors(device, queue);
   std::vector<Gradient> gradients;
-  for (const PlannedGroup& group : request.groups) {
-    const int number = optimizer.add_group(group.options);
-    for (const PlannedParam& param : group.params) {
-      const Tensor tensor(DType::kBF16, param.sizes);
-      optimizer.add_param(number, {tensors.put(tensor), DType::kBF16, param.sizes, {}});
-      gradients.push_back({tensors.put(tensor), DType::kBF16, nullptr});
-    }
+  for (const auto& [group, param] : add_groups(optimizer, request)) {
+    const Tensor tensor(DType::kBF16, param.sizes);
+    optimizer.add_param(group, {tensors.put(tensor), DType::kBF16, param.sizes, {}});
+    gradients.push_back({tensors.put(tensor), DType::kBF16, nullptr});
   }
   StepOptions on_queue{.stream = queue};
   optimizer.step(gradients, on_queue);

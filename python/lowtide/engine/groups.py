@@ -189,7 +189,7 @@ def refused(family: Family, number: int, param: Param | None, rule: str, error: 
 class GroupSizes(NamedTuple):
     """A group in the form that `_core.forecast` takes."""
 
-    params: list[tuple[list[int], Any, str]]  # sizes, whole, type
+    params: list[tuple[list[int], Any, str, int]]  # sizes, whole, type, number
     options: dict[str, Any]  # `Family.core_options`
     hyper: dict[str, float]
     budget: Budget | None = None  # its own
@@ -202,8 +202,8 @@ def sizes_of(groups: Sequence[CoreGroup], params: Sequence[Param], some: Contain
     """The groups, without their own budgets, with the trained parameters among these numbers; None: with all parameters."""
     found = []
     for group in groups:
-        here = [params[i] for i in group.params if some is None or (i in some and params[i].tensor.requires_grad)]
-        found.append(GroupSizes([size_of(param) for param in here], group.options, group.pushed, rule=group.rule))
+        here = [i for i in group.params if some is None or (i in some and params[i].tensor.requires_grad)]
+        found.append(GroupSizes([(*size_of(params[i]), i) for i in here], group.options, group.pushed, rule=group.rule))
     return found
 
 

@@ -53,7 +53,7 @@ def disk_info(name: str, path: str | os.PathLike[str]) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Forecast:
     """The forecast of one budget or of all. Bytes equal `Optimizer.report()` after a first step in which every parameter had a
-    gradient; only Muon without a budget may take 64 KiB or 1/16 more host memory. If the state does not fit, the fields below
+    gradient; only Muon without a budget may take 64 KiB or 1/16 more or less host memory. If the state does not fit, the fields below
     `problem` are 0."""
 
     params: int  # with state

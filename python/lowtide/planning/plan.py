@@ -393,7 +393,7 @@ class Training:
             for name in self.hyper.keys() - family_of(self.rule)[1].keys():
                 _refuse(name, self.hyper[name], self.rule)
             return sizes_for(self.rule, self.model.shapes, dtype, options, self.hyper)
-        params = [([*shape], None, dtype) for shape in self.model.shapes]
+        params = [([*shape], None, dtype, i) for i, shape in enumerate(self.model.shapes)]
         return self.rule, [(params, options, _hyper(self.rule, self.hyper), None, 0.0, -1, "")], 0
 
 

@@ -62,7 +62,7 @@ def groups_of(
         try:
             own = group.memory.budget() if group.memory and group.budget_of < 0 else None
             _core.check_group(rule, hyper, sizes.options)
-            for i, (shape, whole, kind) in zip(group.params, sizes.params, strict=True):
+            for i, (shape, whole, kind, _) in zip(group.params, sizes.params, strict=True):
                 param = params[i]
                 _core.state_layout(rule, hyper, sizes.options, shape, kind, whole)
         except (TypeError, ValueError, NotImplementedError) as error:

@@ -161,7 +161,8 @@ def test_row_moments_have_their_place_in_budgets(seed, tmp_path, figure):
         shapes = [(rng.randint(1, 300), rng.randint(1, 300)) for _ in range(3)] + [(rng.randint(2000, 9000), 16), (rng.randint(1, 99),)]
         memory = own = None
         if case % 4:
-            memory = lowtide.Memory(host=rng.randint(30_000, 300_000), disk=tmp_path if case % 4 > 1 else None, chunk=4096)
+            disk, most = (tmp_path, 150_000) if case % 4 > 1 else (None, 300_000)
+            memory = lowtide.Memory(host=rng.randint(30_000, most), disk=disk, chunk=4096)
         if case % 3 == 1:
             own = lowtide.Memory(host="192KiB", disk=tmp_path, chunk=4096)
         groups = [{"params": shapes[1:], "row_beta2": 0.9}, {"params": shapes[:1], "memory": own}]
@@ -182,8 +183,8 @@ def test_row_moments_have_their_place_in_budgets(seed, tmp_path, figure):
             refusals += 1
             continue
         report = reported(opt)
-        if memory is None:  # state in memory without a limit comes in two calls, each with its buffers
-            assert 0 <= report["allocated_bytes"] - plan.host_bytes <= max(65536, plan.host_bytes // 16)
+        if memory is None:  # without a limit, state comes as it is stepped: vectors before matrices
+            assert abs(report["allocated_bytes"] - plan.host_bytes) <= max(65536, plan.host_bytes // 16)
             report["allocated_bytes"] = plan.host_bytes
         worst, streamed = max(worst, compare(plan, report)), streamed + (report["disk_bytes"] > 0)
         assert not memory or own or report["allocated_bytes"] <= memory.host
