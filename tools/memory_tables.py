@@ -143,9 +143,9 @@ def page() -> str:
         *table(["model", "GB of RAM", *(f"{size}\u00a0GB" for size in SIZES)], [
             [name, *row] for name, model in zip(names, MODELS.values(), strict=True) for row in by_ram(model)
         ]),
-        "The plan assumes bfloat16 weights (`master=\"residual16\"` takes 2 more bytes per parameter), default options, steps in backward,",
-        "checkpointed activations, one sequence of 2,048 tokens per step, and 1.5 GB of RAM and 0.6 GB of device memory for the process. The plan",
-        "was compared with [runs on a CPU](#how-activations-are-estimated), but not with runs on a GPU.",
+        "The plan assumes bfloat16 weights ([`master=\"residual16\"`](bf16.md) takes 2 more bytes per parameter), default options except",
+        "`step_in_backward`, checkpointed activations, one sequence of 2,048 tokens per step, and 1.5 GB of RAM and 0.6 GB of device memory for the",
+        "process. The plan was compared with [runs on a CPU](#how-activations-are-estimated), but not with runs on a GPU.",
         "",
         "## RAM when weights stream to a GPU, GB",
         "",
