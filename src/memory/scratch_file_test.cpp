@@ -233,7 +233,7 @@ TEST(ScratchFile, ThreadsWhereTheKernelTakesNoRequestsOfARing) {
                            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
                            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
     const sock_fprog program{4, steps};
-    if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 1;
+    if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 3;
     const TemporaryDirectory dir;
     const auto refused = error_of([&] {
       ScratchFile file(system_env(), dir.path(), kPage, with(true, true));
@@ -244,6 +244,7 @@ TEST(ScratchFile, ThreadsWhereTheKernelTakesNoRequestsOfARing) {
     if (refused) std::fprintf(stderr, "%s\n", refused->what());
     return refused ? 2 : 0;
   });
+  if (status == 3) GTEST_SKIP() << "this kernel takes no filter of system calls (nor does qemu-user)";
   EXPECT_EQ(status, 0);
 }
 

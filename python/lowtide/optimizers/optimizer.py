@@ -131,6 +131,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self._clipper = Clipper(self.engine, self.WAITS_FOR_CLIPS)
         self._backward_options = backward_options
         self.in_backward: InBackward | None = None  # internal: work in backward
+        self.by_parts: Callable[[list[int]], Iterable[list[int]]] | None = None  # internal: parts of a step, each of which is in memory in turn
         if backward_options:
             self.in_backward = in_backward(self.engine, backward_options, self._step_gradients)
         if settings.amp_scaling:
@@ -422,7 +423,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if bad:
             engine.count(skipped=1)
         else:
-            found = engine.moving(self.param_groups, self._step_core, scale, bad is not None, only, queued, words)
+            step = self._step_core if self.by_parts is None or only is not None else self._step_parts
+            found = engine.moving(self.param_groups, step, scale, bad is not None, only, queued, words)
             if norm is not None and found == -1:
                 self._clipper.keep(self.param_groups, norm)
         self._skips.look(engine.skipped_steps(), partial(self._told, found), engine.settings.amp_scaling, spike)
@@ -457,6 +459,17 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             return core.step(scale, known_finite, queue, free, only, clip=clip)
         known = Queued(clip, scale).wait()  # since the clip was queued, parameters have moved to several devices
         return engine.core.step(known.factor, known_finite or known.finite, queue, free, only)
+
+    def _step_parts(self, scale: float, known_finite: bool, *rest: Any) -> int:
+        """Like `_step_core`, part by part, unless the rule needs all gradients at once, or one of them is not finite."""
+        engine, number = self.engine, 0
+        here = [i for i, param in enumerate(engine.tensors) if param.grad is not None]
+        if not self.by_parts or engine.family.SUMS or engine.core.check(scale, engine.queue(), known_finite, -1, here) >= 0:
+            return self._step_core(scale, known_finite, *rest)
+        for number, part in enumerate(self.by_parts(here)):
+            self._step_core(scale, True, part)
+        engine.count(steps=-number)
+        return -1
 
     def _log_moves(self) -> None:
         """Logs moves of state. Reading them commits the last step, as the next step would."""

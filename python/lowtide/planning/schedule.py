@@ -67,57 +67,60 @@ class Schedule:
         to_come = sorted((n for n in self.here if (n < unit if backward else n > unit)), reverse=not backward)
         yield from (*passed, *to_come)
 
+    def beyond(self) -> Iterator[int]:
+        """Lets units go, the last ones first, until the others fit."""
+        for unit in sorted(self.here, reverse=True):
+            if sum(self.sizes[n] for n in self.here) <= self.limit:
+                break
+            self.here.discard(unit)
+            yield unit
+
+    def in_turn(self, trained: Sequence[int]) -> list[int]:
+        """The units that take turns in a step behind backward, in its order: most of each is trained (`trained` bytes). Pages of the
+        others are read as the step touches them."""
+        streams = sum(self.sizes) > self.limit
+        return [n for n in reversed(range(len(self.sizes))) if streams and 2 * trained[n] >= self.sizes[n]]
+
     def step(self, trained: Sequence[int], gradients: Sequence[Sequence[int]] = (), bucket: int | None = None, work: Work | None = None) -> Step:
-        """A step once steps repeat: a forward pass, and a backward pass that changes `trained` bytes of each
-        unit, which are written when the unit leaves memory. gradients: bytes of each unit's, in the order in which they arrive.
-        bucket: bytes of gradients that wait for a step in backward; None: all wait for its end.
+        """A step once steps repeat: a forward pass, a backward pass, and changes of `trained` bytes of each unit, which are written when the
+        unit leaves memory. gradients: bytes of each unit's, in the order in which they arrive. bucket: bytes of gradients that
+        wait for a step in backward; None: all wait for its end, when units take turns once more.
 
         One thread computes and steps; another reads and writes weights in the order in which they are asked for, and each slows the other
         down. The disk serves state in turn with weights."""
-        trial, changed, clean, found = Schedule(self.sizes, self.limit), set[int](), set[int](), Step()
-        order, work, clock = range(len(self.sizes)), work or Work(), Clock()
+        order, work, found = range(len(self.sizes)), work or Work(), Step()
         forward, backward = ([*islice(each, len(order))] for each in (iter(work.forward), iter(work.backward)))
-
-        def stepped(size: int) -> None:
-            asked = clock.ask(size * work.state) if work.state else 0
-            clock.compute(size * work.step)
-            clock.wait(asked)
-
+        arriving = gradients or [()] * len(order)
+        run = _Run(Schedule(self.sizes, self.limit), trained, work)
+        last = self.in_turn(trained) if bucket is None else []
         for _ in range(3):
-            began, read, written, steps, waiting = clock.now, 0, 0, 0, 0
-            arrive: dict[int, int] = {}
-            for unit, back in [*((n, False) for n in order), *((n, True) for n in reversed(order))]:
-                moves = trial.turn(unit, back)
-                if back:
-                    changed.add(unit)
-                    if waiting and bucket is not None and changed & {*moves.let_go}:
-                        stepped(waiting)
-                        steps, waiting = steps + 1, 0
-                for asked in (moves.bring, *moves.let_go, moves.ahead):
-                    if asked in moves.let_go:
-                        size = trained[asked] if asked in changed else 0
-                        written += size
-                        clock.ask(size * work.write, work.writing)
-                    elif asked is not None:
-                        read += self.sizes[asked]
-                        arrive[asked] = clock.ask(self.sizes[asked] * work.read, work.reading)
-                        clean.add(asked)
-                changed -= {*moves.let_go}
-                clock.wait(arrive.pop(unit, 0))
-                clock.compute((backward if back else forward)[unit])
-                if back and unit in clean:
-                    clock.compute(trained[unit] * work.change)
-                    clean.discard(unit)
-                for size in gradients[unit] if back and gradients else ():
-                    waiting += size
-                    if bucket is not None and waiting >= bucket:
-                        stepped(waiting)
-                        steps, waiting = steps + 1, 0
-            if waiting := waiting + work.kept:
-                stepped(waiting)
-                steps += 1
-            clock.compute(work.beside)
-            found = Step(read, written, steps, clock.now - began)
+            before, behind = run.found(), work.kept
+            for unit in order:
+                run.turn(unit, False, forward[unit])
+            for unit in reversed(order):
+                run.turn(unit, True, backward[unit])
+                if bucket is None:
+                    behind += sum(arriving[unit]) if unit not in last else 0
+                    continue
+                run.change(unit)
+                for size in arriving[unit]:
+                    run.waiting += size
+                    if run.waiting >= bucket:
+                        run.step()
+            for unit in last:
+                run.turn(unit, True, 0.0)
+                run.change(unit)
+                run.waiting = sum(arriving[unit])
+                run.step()
+            run.waiting += behind
+            run.step()
+            if bucket is None:
+                for unit in {*order} - {*last}:
+                    run.change(unit)
+                run.leave(run.schedule.beyond())
+            run.clock.compute(work.beside)
+            now = run.found()
+            found = Step(now.read - before.read, now.written - before.written, now.steps - before.steps, now.seconds - before.seconds)
         return found
 
 
@@ -183,3 +186,64 @@ class Work(NamedTuple):
     reading: Together = _WHOLE
     writing: Together = _WHOLE
     kept: int = 0  # bytes of gradients of what is in no unit
+
+
+@dataclass
+class _Run:
+    """Steps that are simulated."""
+
+    schedule: Schedule
+    trained: Sequence[int]
+    work: Work
+    clock: Clock = field(default_factory=Clock)
+    waiting: int = 0  # bytes of gradients
+    read: int = 0
+    written: int = 0
+    steps: int = 0
+    changed: set[int] = field(default_factory=set)  # units that are not written yet
+    _clean: set[int] = field(default_factory=set)  # and those that nothing has changed since they were read
+    _asked: dict[int, int] = field(default_factory=dict)
+
+    def found(self) -> Step:
+        return Step(self.read, self.written, self.steps, self.clock.now)
+
+    def turn(self, unit: int, backward: bool, seconds: float) -> None:
+        moves = self.schedule.turn(unit, backward)
+        if self.changed & {*moves.let_go}:
+            self.step()
+        self._read(moves.bring)
+        self.leave(moves.let_go)
+        self._read(moves.ahead)
+        self.clock.wait(self._asked.pop(unit, 0))
+        self.clock.compute(seconds)
+
+    def change(self, unit: int) -> None:
+        if not self.trained[unit]:
+            return
+        self.changed.add(unit)
+        self.schedule.here.add(unit)
+        if unit in self._clean:
+            self.clock.compute(self.trained[unit] * self.work.change)
+            self._clean.discard(unit)
+
+    def step(self) -> None:
+        """Steps the gradients that wait."""
+        if not self.waiting:
+            return
+        asked = self.clock.ask(self.waiting * self.work.state) if self.work.state else 0
+        self.clock.compute(self.waiting * self.work.step)
+        self.clock.wait(asked)
+        self.steps, self.waiting = self.steps + 1, 0
+
+    def leave(self, units: Iterable[int]) -> None:
+        for unit in units:
+            size = self.trained[unit] if unit in self.changed else 0
+            self.written += size
+            self.clock.ask(size * self.work.write, self.work.writing)
+            self.changed.discard(unit)
+
+    def _read(self, unit: int | None) -> None:
+        if unit is not None:
+            self.read += self.schedule.sizes[unit]
+            self._asked[unit] = self.clock.ask(self.schedule.sizes[unit] * self.work.read, self.work.reading)
+            self._clean.add(unit)

@@ -119,7 +119,7 @@ class Layout(NamedTuple):
         return self.kept.nbytes + here.nbytes + gradients + kept * self.kept.gradient_bytes + (kept > 1) * self.tied
 
     def step(self, limit: int | None, bucket: int | None, work: Work | None = None) -> Step:
-        """A step, with at most `limit` bytes of units in memory."""
+        """A step, with at most `limit` bytes of units in memory; None: all are there."""
         gradients = [[param.nbytes for param in reversed(unit.params) if param.requires_grad] for unit in self.units]
         work = (work or Work())._replace(kept=self.kept.gradient_bytes)
         return Schedule(self.sizes, sum(self.sizes) if limit is None else limit).step(self.trained, gradients, bucket, work)

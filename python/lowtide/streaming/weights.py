@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -77,6 +77,7 @@ class StreamedWeights:
     addresses: list[list[int]] = field(default_factory=list)  # addresses of each unit's parameters
     flush: Callable[[], None] | None = None  # makes the optimizer step waiting gradients
     _asked: dict[int, Future[None]] = field(default_factory=dict)
+    _turned: set[int] = field(default_factory=set)  # units that have been stepped in turn, until the step ends
     _failure: OSError | None = None
     _handles: list[Any] = field(default_factory=list)
 
@@ -130,18 +131,19 @@ class StreamedWeights:
             self._handles.append(module.register_forward_pre_hook(partial(_before, me, number), prepend=True))
             self._handles.append(module.register_forward_hook(partial(_after, me, number), prepend=True))
         if not in_backward:
+            optimizer.by_parts = partial(_parts, me, owner)
             self._handles.append(optimizer.register_step_post_hook(partial(_stepped, me)))
 
-    def turn(self, number: int) -> None:
-        """Call this when unit `number` is about to compute. When it returns, the unit is in memory, and the next one on its
-        way. Raises OSError, naming the unit, if the disk cannot read or write; the model is unusable then. Raises ValueError
-        for weights that have left the file. In a forked child, which lacks the thread, pages are read when touched."""
+    def turn(self, number: int, stepping: bool = False) -> None:
+        """Call this when unit `number` is about to compute or, behind backward, to be stepped. When it returns, the unit is in memory, and
+        the next one on its way. Raises OSError, naming the unit, if the disk cannot read or write; the model is unusable then. Raises
+        ValueError for weights that have left the file. In a forked child, which lacks the thread, pages are read when touched."""
         if os.getpid() != self._process:
             return
-        backward = torch._C._current_graph_task_id() != -1
+        backward = stepping or torch._C._current_graph_task_id() != -1
         self._check(number)
         with self._lock:
-            if backward and self.in_backward:
+            if stepping or (backward and self.in_backward):
                 self._note_changed(number)
             elif backward and self.singly():
                 for each in self.schedule.here | {number}:
@@ -169,12 +171,30 @@ class StreamedWeights:
                 f"{unit.name}: got weights that have left the file (by .to(), .half() or an assignment), wanted unstream(model) before"
             )
 
+    def parts(self, numbers: Mapping[int, int], stepped: Sequence[int]) -> Iterator[list[int]]:
+        """Parts of a step of parameters behind backward: each unit that takes turns, while it is in memory, then all others. numbers: of
+        parameters in the optimizer, by id."""
+        self._turned.clear()
+        left = dict.fromkeys(stepped)
+        for unit in self.schedule.in_turn(self._trained()):
+            here = [number for param in self.units[unit].params if (number := numbers.get(id(param), -1)) in left]
+            if here:
+                self.turn(unit, stepping=True)
+                self._turned.add(unit)
+                yield sorted(here)
+                for number in here:
+                    del left[number]
+        if left:
+            yield [*left]
+
     def after_step(self) -> None:
-        """Call this after a step behind backward, which touched all trained weights and so brought them into memory."""
+        """Call this after a step behind backward, which touched the trained weights of units that took no turns, and so brought them into
+        memory."""
         with self._lock:
-            for number in range(len(self.units)):
+            for number in {*range(len(self.units))} - self._turned:
                 if self._note_changed(number):
                     self.schedule.here.add(number)
+            self._turned.clear()
             self._let_go_to_limit()
 
     def wait(self) -> None:
@@ -189,7 +209,7 @@ class StreamedWeights:
         schedule, found = self.schedule, no_bytes()
         found["weight_bytes"], found["memory_bytes"] = sum(schedule.sizes), schedule.limit
         found["read_bytes"], found["written_bytes"] = self.file.read_bytes, self.file.written_bytes
-        planned = schedule.step([unit.bytes - unit.first_trained() for unit in self.units])
+        planned = schedule.step(self._trained(), bucket=0 if self.in_backward or self.singly() else None)
         found["planned_read_bytes"], found["planned_written_bytes"] = planned.read, planned.written
         return found
 
@@ -212,12 +232,11 @@ class StreamedWeights:
         for handle in self._handles:
             handle.remove()
 
+    def _trained(self) -> list[int]:
+        return [unit.bytes - unit.first_trained() for unit in self.units]
+
     def _let_go_to_limit(self) -> None:
-        here, sizes = self.schedule.here, self.schedule.sizes
-        for number in sorted(here, reverse=True):
-            if sum(sizes[n] for n in here) <= self.schedule.limit:
-                break
-            here.discard(number)
+        for number in self.schedule.beyond():
             self._let_go(number)
 
     def _note_changed(self, number: int) -> bool:
@@ -260,6 +279,13 @@ def _after(of: weakref.ref[StreamedWeights], number: int, module: nn.Module, arg
     for value in pytree.tree_leaves(output):
         if isinstance(value, torch.Tensor) and value.requires_grad:
             value.register_hook(partial(_backward, of, number))  # type: ignore[no-untyped-call]
+
+
+def _parts(of: weakref.ref[StreamedWeights], owner: weakref.ref[Optimizer], stepped: list[int]) -> Iterable[list[int]]:
+    weights, optimizer = of(), owner()
+    if weights is None or optimizer is None:
+        return [stepped]
+    return weights.parts({id(param): number for number, param in enumerate(optimizer.engine.tensors)}, stepped)
 
 
 def _stepped(of: weakref.ref[StreamedWeights], *of_hook: Any) -> None:

@@ -219,13 +219,13 @@ def test_a_disk_and_computation_slow_each_other_down(figure):
     the disk has its own speed."""
     count, together, whole = 8, {"reading": Together(0.5, 0.75), "writing": Together(0.8, 0.6)}, 1.0
     schedule, units, io = Schedule([1] * count, 4), [1] * count, {"read": 1.0, "write": 0.5}
-    found = schedule.step(units, work=Work([100.0] * count, [200.0] * count, **io, **together))
+    found = schedule.step(units, bucket=0, work=Work([100.0] * count, [200.0] * count, **io, **together))
     lost = found.read * 1.0 / 0.5 * (whole - 0.75) + found.written * 0.5 / 0.8 * (whole - 0.6)
     assert found.read == 8 and found.written > 0 and found.seconds == pytest.approx(300 * count + lost, rel=1e-12)
-    idle = [schedule.step(units, work=Work(**io, **each)).seconds for each in ({}, together)]
+    idle = [schedule.step(units, bucket=0, work=Work(**io, **each)).seconds for each in ({}, together)]
     assert idle[0] == idle[1] == found.read * 1.0 + found.written * 0.5
     for compute in (0.1, 0.5, 1.0, 2.0):
-        alone, both = (schedule.step(units, work=Work([compute] * count, [2 * compute] * count, **io, **each)).seconds for each in ({}, together))
+        alone, both = (schedule.step(units, bucket=0, work=Work([compute] * count, [2 * compute] * count, **io, **each)).seconds for each in ({}, together))
         assert alone < both < alone / 0.5, "each is slowed to no less than its share"
     figure(f"{found.read} units read and {found.written} written behind computation: {lost:.2f} s lost")
 

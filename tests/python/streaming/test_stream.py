@@ -60,7 +60,9 @@ def test_a_disk_changes_no_bit(
     moved = [after[name] - before[name] for name in ("read_bytes", "written_bytes")]  # type: ignore[literal-required]
     layer = units_of(net, layers_of(net, None)).sizes[0]
     assert moved == [after["planned_read_bytes"], after["planned_written_bytes"]]
-    assert moved[0] == 2 * (LAYERS - room) * layer, "each pass reads what has no room"
+    passes = 2 * (LAYERS - room)
+    least, most = (passes, passes) if bucket is not False else (passes + LAYERS - room, passes + LAYERS)
+    assert least * layer <= moved[0] <= most * layer, "each pass reads what has no room"
     lowtide.unstream(net)
     more, wanted_more = train(net, opt, 1, first=5), train(copy.deepcopy(wanted), lowtide.SGD([nn.Parameter(torch.zeros(1))]), 1, first=5)
     assert more == wanted_more, "the same weights, in memory"
@@ -81,12 +83,20 @@ def _resident(net: nn.Module) -> int:
     return found
 
 
-def test_steps_after_backward_accumulate_and_clip(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("optimizer", [lowtide.AdamW, lowtide.Muon])
+def test_steps_after_backward_accumulate_and_clip(
+    optimizer: type[lowtide.Optimizer], small: None, tmp_path: Path, figure: Callable[[str], None]
+) -> None:
     wanted, net = Net(), Net()
     options: dict[str, Any] = {"lr": 1e-2, "max_grad_norm": 0.1, "step_in_backward": False}
-    losses = train(wanted, lowtide.AdamW(wanted.parameters(), **options), 3, passes=2)
-    net, opt = lowtide.stream(net, f"host={host_for(net, 3, False)},disk={tmp_path}", **options)
-    assert train(net, opt, 3, passes=2) == losses and values(net) == values(wanted)
+    losses = train(wanted, optimizer(wanted.parameters(), **options), 3, passes=2)
+    net, opt = lowtide.stream(net, f"host={host_for(net, 3, False)},disk={tmp_path}", optimizer, **options)
+    assert train(net, opt, 3, passes=2) == losses and values(net) == values(wanted) and opt.report()["steps"] == 3
+    for param in net.parameters():
+        param.grad = torch.full_like(param, torch.nan if param is net.head.bias else 1.0)
+    with pytest.warns(RuntimeWarning, match="NaN or infinite"):
+        opt.step()
+    assert values(net) == values(wanted) and (opt.report()["steps"], opt.skipped_steps) == (3, 1)
     figure(f"3 steps of 2 passes, clipped: 0 of {sum(map(len, values(net)))} bytes differ")
 
 
@@ -280,13 +290,14 @@ def files_of_any_size() -> Any:
 
 
 def test_a_schedule_reads_least(figure: Callable[[str], None]) -> None:
-    """For few equal units, no other way to let units go reads less in repeated forward and backward passes."""
+    """For few equal units, no other way to let units go reads less in repeated forward and backward passes, and a step behind them reads
+    at most the three that are in memory together more."""
 
-    def fewest(count: int, room: int) -> int:
+    def fewest(count: int, room: int, behind: int = 0) -> int:
         """Tries all choices of units that stay; counts the reads so far for each set that may be in memory."""
         reads, totals = {frozenset[int](): 0}, []
         for _ in range(4):
-            for unit in (*range(count), *reversed(range(count))):
+            for unit in (*range(count), *[*reversed(range(count))] * (1 + behind)):
                 after: dict[frozenset[int], int] = {}
                 for here, cost in reads.items():
                     for others in itertools.combinations(here - {unit}, min(room - 1, len(here - {unit}))):
@@ -296,15 +307,18 @@ def test_a_schedule_reads_least(figure: Callable[[str], None]) -> None:
             totals.append(min(reads.values()))
         return totals[-1] - totals[-2]
 
-    compared = 0
+    compared, more = 0, 0
     for count in range(3, 8):
         for room in range(3, count + 1):
             assert 2 * (count - room) == fewest(count, room)
-            read, written, *_ = Schedule([1] * count, room).step([1] * count)
+            read, written, *_ = Schedule([1] * count, room).step([1] * count, bucket=0)
             assert read == 2 * (count - room), "forward and backward each read what has no room"
             assert written <= count
-            compared += 1
-    figure(f"{compared} schedules of equal units read 2 (n - k)")
+            read, written, *_ = Schedule([1] * count, room).step([1] * count)
+            more, compared = max(more, read - fewest(count, room, 1)), compared + 1
+            assert written <= count
+    assert more <= 3
+    figure(f"{compared} schedules of equal units read 2 (n - k), and with a step behind backward {more} units more than the fewest at most")
 
 
 def test_nothing_stays(small: None, tmp_path: Path, figure: Callable[[str], None]) -> None:
