@@ -7,6 +7,12 @@
 namespace lowtide::testing {
 namespace {
 
+// A machine's time for a message: 0.9 seconds, times LOWTIDE_TEST_PATIENCE, which the preset for qemu sets.
+std::chrono::milliseconds patience() {
+  const char* const times = std::getenv("LOWTIDE_TEST_PATIENCE");
+  return std::chrono::milliseconds(900) * (times ? std::atoi(times) : 1);
+}
+
 // Returns a vote in one part or in three. Equal parts have messages of equal sizes, so one part's message can arrive in
 // place of another part's.
 std::vector<VoteCase> in_parts(const VoteCase& of, int64_t parts, bool equal, Rng& rng) {
@@ -33,7 +39,7 @@ struct Death {
 void expect_survived(const Death& d, Rng& rng, std::atomic<int64_t>& right) {
   const VoteCase of = vote_of(d.ranks, d.nodes, d.algorithm, 5000, rng);
   const std::vector<VoteCase> parts = in_parts(of, d.parts, false, rng);
-  Ranks ranks(of, std::chrono::milliseconds(900));
+  Ranks ranks(of, patience());
   const int inside = of.nodes ? of.ranks / of.nodes : of.ranks;
   ThreadGroup& group = d.between ? *ranks.between[static_cast<size_t>(d.dead % inside)]
                                  : *ranks.inside[static_cast<size_t>(d.dead / inside)];
@@ -143,7 +149,7 @@ void damaged_vote(const VoteCase& of, int64_t number, const Hit& d, Rng& rng, Ta
   // A valid announcement of an earlier step stops the ranks that receive it at once; the other ranks wait for them
   // until the timeout.
   const bool stops_some = announces && d.damage == Damage::kLate;
-  Ranks ranks(of, std::chrono::milliseconds(stops_some ? 900 : 30000));
+  Ranks ranks(of, stops_some ? patience() : std::chrono::milliseconds(30000));
   const int inside = of.nodes ? of.ranks / of.nodes : of.ranks;
   ThreadGroup& group = d.between ? *ranks.between[static_cast<size_t>(d.sender % inside)]
                                  : *ranks.inside[static_cast<size_t>(d.sender / inside)];
