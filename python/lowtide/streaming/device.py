@@ -76,6 +76,7 @@ class DeviceWeights:
         self._handles: list[Any] = []
         self._placed: Any = None
         self._optimizer: weakref.ref[Optimizer] | None = None
+        self._before = dict(model.named_parameters(remove_duplicate=False))
         self._leave = _join(model, device)
         try:
             torch.empty(0, device=device)  # otherwise the mesh chooses a device for the process
@@ -83,7 +84,6 @@ class DeviceWeights:
                 "mesh": torch.distributed.init_device_mesh(device.type, (1,), mesh_dim_names=(STREAMED,)),
                 "offload_policy": CPUOffloadPolicy(pin_memory=found.pinned is not None),
             }
-            given = {name: vars(param) for name, param in model.named_parameters(remove_duplicate=False)}
             empty = {id(each.now) for each in but}
             names = {id(param): name for name, param in model.named_parameters()}
             for number, unit in enumerate(layout.units):
@@ -97,7 +97,7 @@ class DeviceWeights:
                     param.data = local_of(model.get_parameter(names[id(param)])).detach()
             fully_shard(model, **options)
             for name, param in model.named_parameters(remove_duplicate=False):
-                vars(param).update(given[name])  # overrides, and attributes of others
+                vars(param).update(vars(self._before[name]))  # overrides, and attributes of others
         except BaseException:
             self.move_back(but)
             raise
@@ -131,8 +131,8 @@ class DeviceWeights:
         return found
 
     def move_back(self, but: Sequence[Placed] = ()) -> None:
-        """Undoes `fully_shard`, which torch cannot: parameters become plain tensors in host memory again, in the optimizer,
-        too. Those that came from meta (`but`) go back there. Raises like `StreamedWeights.move_back`."""
+        """Undoes `fully_shard`, which torch cannot: the parameters from before are back, in host memory, in the optimizer, too. Those
+        that came from meta (`but`) go back there. Raises like `StreamedWeights.move_back`."""
         model = _alive(self._model)
         if self._file:
             self._file.move_back(but)
@@ -142,11 +142,11 @@ class DeviceWeights:
         if self._placed is not None:
             setattr(model, _PLACED, self._placed)
         _reshard(model)
-        plain: dict[int, nn.Parameter] = {}
+        sharded = [(name, param) for name, param in model.named_parameters(remove_duplicate=False) if is_dtensor(param)]
+        plain = {id(param): _given_back(self._before[name], param) for name, param in sharded}
         for module in model.modules():
             for name, param in module._parameters.items():
-                if is_dtensor(param):
-                    module._parameters[name] = plain.setdefault(id(param), _plain_parameter(param))
+                module._parameters[name] = plain.get(id(param), param)
             for buffer in module.buffers(recurse=False):
                 if not buffer.is_meta:
                     buffer.data = buffer.cpu()
@@ -216,11 +216,11 @@ def _alive(of: weakref.ref[nn.Module]) -> nn.Module:
     return model
 
 
-def _plain_parameter(param: Any) -> nn.Parameter:
-    made = nn.Parameter(local_of(param).detach(), param.requires_grad)
-    made.grad = None if param.grad is None else local_of(param.grad)
-    vars(made).update(vars(param))
-    return made
+def _given_back(before: nn.Parameter, param: Any) -> nn.Parameter:
+    before.data = local_of(param).detach()
+    before.requires_grad_(param.requires_grad).grad = None if param.grad is None else local_of(param.grad)
+    vars(before).update(vars(param))
+    return before
 
 
 def _take_off(module: nn.Module) -> None:

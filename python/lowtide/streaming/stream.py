@@ -179,8 +179,8 @@ def _can_move(param: nn.Parameter) -> bool:
 
 
 def unstream(model: nn.Module) -> None:
-    """Takes the weights of a streaming model into host memory, removes its hooks, and ends the process group if `stream` began
-    it. The optimizer goes on, on the CPU. A model that moved to a device whole stays there. Raises ValueError for a model that
+    """Takes the weights of a streaming model into host memory, in the parameters that it had before, removes its hooks, and ends the process
+    group if `stream` began it. The optimizer goes on, on the CPU. A model that moved to a device whole stays there. Raises ValueError for a model that
     was not passed to `stream`, MemoryError, and OSError if weights cannot be read; the model then still streams."""
     if model in _RESIDENT:
         _RESIDENT.remove(model)

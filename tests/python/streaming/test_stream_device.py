@@ -200,7 +200,7 @@ def test_unstream_leaves_nothing(xpu: Xpu, on_disk: bool, tmp_path: Path, figure
     train(wanted, of_wanted, 2, device="xpu")
     net = Net()
     net.register_buffer("scale", torch.ones(3))
-    before, last = entries(net), None
+    before, params, last = entries(net), [*net.parameters()], None
     for turn in range(2):  # as often as one likes
         net, opt = streamed(net, disk=tmp_path if on_disk else None, lr=1e-2)
         assert dist.is_initialized() and entries(net) != before
@@ -210,6 +210,7 @@ def test_unstream_leaves_nothing(xpu: Xpu, on_disk: bool, tmp_path: Path, figure
         last = opt.state_dict()
         lowtide.unstream(net)
         assert entries(net) == before and not dist.is_initialized()
+        assert all(param is each for param, each in zip(net.parameters(), params, strict=True)), "others may refer to them"
         assert {value.device.type for value in (*net.parameters(), *net.buffers())} == {"cpu"}
     assert values(net) == values(wanted)
     # The optimizer goes on, on the CPU.
