@@ -131,7 +131,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         self._clipper = Clipper(self.engine, self.WAITS_FOR_CLIPS)
         self._backward_options = backward_options
         self.in_backward: InBackward | None = None  # internal: work in backward
-        self.by_parts: Callable[[list[int]], Iterable[list[int]]] | None = None  # internal: parts of a step, each of which is in memory in turn
+        self.by_parts: Callable[[list[torch.Tensor], list[int], bool], Iterable[list[int]]] | None = None  # internal: `StreamedWeights.parts`
         if backward_options:
             self.in_backward = in_backward(self.engine, backward_options, self._step_gradients)
         if settings.amp_scaling:
@@ -423,7 +423,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if bad:
             engine.count(skipped=1)
         else:
-            step = self._step_core if self.by_parts is None or only is not None else self._step_parts
+            step = self._step_parts if self.by_parts else self._step_core
             found = engine.moving(self.param_groups, step, scale, bad is not None, only, queued, words)
             if norm is not None and found == -1:
                 self._clipper.keep(self.param_groups, norm)
@@ -460,16 +460,17 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         known = Queued(clip, scale).wait()  # since the clip was queued, parameters have moved to several devices
         return engine.core.step(known.factor, known_finite or known.finite, queue, free, only)
 
-    def _step_parts(self, scale: float, known_finite: bool, *rest: Any) -> int:
-        """Like `_step_core`, part by part, unless the rule needs all gradients at once, or one of them is not finite."""
-        engine, number = self.engine, 0
-        here = [i for i, param in enumerate(engine.tensors) if param.grad is not None]
-        if not self.by_parts or engine.family.SUMS or engine.core.check(scale, engine.queue(), known_finite, -1, here) >= 0:
-            return self._step_core(scale, known_finite, *rest)
-        for number, part in enumerate(self.by_parts(here)):
-            self._step_core(scale, True, part)
-        engine.count(steps=-number)
-        return -1
+    def _step_parts(self, scale: float, known_finite: bool, only: list[int] | None, *rest: Any) -> int:
+        """Like `_step_core`, part by part, unless that is asked for some parameters, the rule needs all gradients at once, or one of them is
+        not finite."""
+        engine, found, last = self.engine, -1, 0
+        here = [i for i in (range(len(engine.tensors)) if only is None else only) if engine.tensors[i].grad is not None]
+        whole = only is not None or engine.family.SUMS or engine.core.check(scale, engine.queue(), known_finite, -1, here) >= 0
+        assert self.by_parts
+        for last, part in enumerate(self.by_parts(engine.tensors, here, whole)):
+            found = self._step_core(scale, known_finite or not whole, only if whole else part, *rest)
+        engine.count(steps=-last)
+        return found
 
     def _log_moves(self) -> None:
         """Logs moves of state. Reading them commits the last step, as the next step would."""

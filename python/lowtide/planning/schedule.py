@@ -209,7 +209,7 @@ class _Run:
 
     def turn(self, unit: int, backward: bool, seconds: float) -> None:
         moves = self.schedule.turn(unit, backward)
-        if self.changed & {*moves.let_go}:
+        if backward and any(gone > unit for gone in moves.let_go):
             self.step()
         self._read(moves.bring)
         self.leave(moves.let_go)

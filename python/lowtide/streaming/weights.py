@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -73,11 +74,10 @@ class StreamedWeights:
     offsets: list[int] = field(default_factory=list)
     changed: dict[int, int] = field(default_factory=dict)  # offsets in units from which on nothing is written yet
     in_backward: bool = False  # whether backward passes change weights
-    singly: Callable[[], bool] = bool  # whether hooks do so with step_param, unit by unit
     addresses: list[list[int]] = field(default_factory=list)  # addresses of each unit's parameters
     flush: Callable[[], None] | None = None  # makes the optimizer step waiting gradients
     _asked: dict[int, Future[None]] = field(default_factory=dict)
-    _turned: set[int] = field(default_factory=set)  # units that have been stepped in turn, until the step ends
+    _unit_of: dict[int, int] = field(default_factory=dict)  # by id of its parameters
     _failure: OSError | None = None
     _handles: list[Any] = field(default_factory=list)
 
@@ -122,17 +122,15 @@ class StreamedWeights:
 
     def watch(self, model: nn.Module, optimizer: Optimizer, in_backward: bool) -> None:
         """Adds the hooks. in_backward: the optimizer steps weights in backward passes, otherwise all of them in its `step`."""
-        me, owner, self.in_backward = weakref.ref(self), weakref.ref(optimizer), in_backward
-        self.singly = lambda: (found := owner()) is not None and found.steps_single
+        me, self.in_backward = weakref.ref(self), in_backward
+        self._unit_of = {id(param): number for number, unit in enumerate(self.units) for param in unit.params}
+        optimizer.by_parts = partial(_parts, me)
         if isinstance(steps := optimizer.in_backward, StepInBackward):
             self.flush = steps.flush
         for number, unit in enumerate(self.units):
             module = model.get_submodule(unit.name)
             self._handles.append(module.register_forward_pre_hook(partial(_before, me, number), prepend=True))
             self._handles.append(module.register_forward_hook(partial(_after, me, number), prepend=True))
-        if not in_backward:
-            optimizer.by_parts = partial(_parts, me, owner)
-            self._handles.append(optimizer.register_step_post_hook(partial(_stepped, me)))
 
     def turn(self, number: int, stepping: bool = False) -> None:
         """Call this when unit `number` is about to compute or, behind backward, to be stepped. When it returns, the unit is in memory, and
@@ -143,14 +141,8 @@ class StreamedWeights:
         backward = stepping or torch._C._current_graph_task_id() != -1
         self._check(number)
         with self._lock:
-            if stepping or (backward and self.in_backward):
-                self._note_changed(number)
-            elif backward and self.singly():
-                for each in self.schedule.here | {number}:
-                    if each >= number:  # even those that ran before the first call of step_param
-                        self._note_changed(each)
             moves = self.schedule.turn(number, backward)
-            if backward and self.flush and any(gone in self.changed for gone in moves.let_go):
+            if backward and self.flush and any(gone > number for gone in moves.let_go):
                 self.flush()
             if moves.bring is not None and (backward or not self.units[number].looked_up):
                 self._ask(moves.bring)
@@ -171,31 +163,27 @@ class StreamedWeights:
                 f"{unit.name}: got weights that have left the file (by .to(), .half() or an assignment), wanted unstream(model) before"
             )
 
-    def parts(self, numbers: Mapping[int, int], stepped: Sequence[int]) -> Iterator[list[int]]:
-        """Parts of a step of parameters behind backward: each unit that takes turns, while it is in memory, then all others. numbers: of
-        parameters in the optimizer, by id."""
-        self._turned.clear()
-        left = dict.fromkeys(stepped)
-        for unit in self.schedule.in_turn(self._trained()):
-            here = [number for param in self.units[unit].params if (number := numbers.get(id(param), -1)) in left]
-            if here:
+    def parts(self, tensors: Sequence[torch.Tensor], stepped: Sequence[int], whole: bool) -> Iterator[list[int]]:
+        """Parts of a step of these tensors, and notes what each changes: units that take turns, each while it is in memory, then all others.
+        whole: one part. Raises like `turn`."""
+        by: dict[int, list[int]] = {}
+        for number in stepped:
+            by.setdefault(self._unit_of.get(id(tensors[number]), -1), []).append(number)
+        for unit in () if whole else self.schedule.in_turn(self._trained()):
+            if unit in by:
                 self.turn(unit, stepping=True)
-                self._turned.add(unit)
-                yield sorted(here)
-                for number in here:
-                    del left[number]
-        if left:
-            yield [*left]
-
-    def after_step(self) -> None:
-        """Call this after a step behind backward, which touched the trained weights of units that took no turns, and so brought them into
-        memory."""
-        with self._lock:
-            for number in {*range(len(self.units))} - self._turned:
-                if self._note_changed(number):
-                    self.schedule.here.add(number)
-            self._turned.clear()
-            self._let_go_to_limit()
+                self._note_changed(unit)
+                yield by.pop(unit)
+        behind = torch._C._current_graph_task_id() == -1
+        self.in_backward |= not behind
+        for unit in by.keys() - {-1}:
+            self._note_changed(unit)
+        if by or not stepped:
+            yield sorted(chain.from_iterable(by.values()))
+        if behind:  # the step has brought them into memory by touching them
+            with self._lock:
+                self.schedule.here.update(by.keys() - {-1})
+                self._let_go_to_limit()
 
     def wait(self) -> None:
         """Waits for the disk. Raises like `turn`."""
@@ -209,7 +197,7 @@ class StreamedWeights:
         schedule, found = self.schedule, no_bytes()
         found["weight_bytes"], found["memory_bytes"] = sum(schedule.sizes), schedule.limit
         found["read_bytes"], found["written_bytes"] = self.file.read_bytes, self.file.written_bytes
-        planned = schedule.step(self._trained(), bucket=0 if self.in_backward or self.singly() else None)
+        planned = schedule.step(self._trained(), bucket=0 if self.in_backward else None)
         found["planned_read_bytes"], found["planned_written_bytes"] = planned.read, planned.written
         return found
 
@@ -239,11 +227,9 @@ class StreamedWeights:
         for number in self.schedule.beyond():
             self._let_go(number)
 
-    def _note_changed(self, number: int) -> bool:
-        first, size = self.units[number].first_trained(), self.schedule.sizes[number]
-        if first < size:
-            self.changed[number] = min(first, self.changed.get(number, size))
-        return first < size
+    def _note_changed(self, number: int) -> None:
+        with self._lock:
+            self.changed[number] = min(self.units[number].first_trained(), self.changed.get(number, self.schedule.sizes[number]))
 
     def _ask(self, number: int) -> None:
         self._asked[number] = self._worker.submit(self._do, "reading", number, self.file.bring)
@@ -281,16 +267,8 @@ def _after(of: weakref.ref[StreamedWeights], number: int, module: nn.Module, arg
             value.register_hook(partial(_backward, of, number))  # type: ignore[no-untyped-call]
 
 
-def _parts(of: weakref.ref[StreamedWeights], owner: weakref.ref[Optimizer], stepped: list[int]) -> Iterable[list[int]]:
-    weights, optimizer = of(), owner()
-    if weights is None or optimizer is None:
-        return [stepped]
-    return weights.parts({id(param): number for number, param in enumerate(optimizer.engine.tensors)}, stepped)
-
-
-def _stepped(of: weakref.ref[StreamedWeights], *of_hook: Any) -> None:
-    if (weights := of()) is not None:
-        weights.after_step()
+def _parts(of: weakref.ref[StreamedWeights], tensors: list[torch.Tensor], stepped: list[int], whole: bool) -> Iterable[list[int]]:
+    return [stepped] if (weights := of()) is None else weights.parts(tensors, stepped, whole)
 
 
 def _addresses(unit: Unit) -> list[int]:
