@@ -120,8 +120,8 @@ TEST(GoldenBytes, TablesAreWhatIsPlannedAndMeasured) {
     page << "| " << master << " | " << per_parameter(adds) << " |\n";
   }
 
-  page << "\n### Under a budget\n\nA step reads and writes all state on the disk once. LAMB, Prodigy, and LARS with "
-          "`max_unorm` read it once more.\n";
+  page << "\n### Under a budget\n\nA step reads and writes all state on the disk. LAMB, Muon, Prodigy, and LARS with "
+          "`max_unorm` read it twice.\n";
   OptimizerOptions options;
   options.memory.host = kCount / 2, options.memory.disk = directory.path();
   for (const GoldenRule& rule : golden_rules())
