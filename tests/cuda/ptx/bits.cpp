@@ -17,18 +17,6 @@ uint32_t permute(uint32_t a, uint32_t b, uint32_t pick) {
   return out;
 }
 
-// The modes of prmt: c picks by its two lowest bits.
-template <class Pick>
-void add_permutation(Operations& all, const char* mode, Pick) {
-  add_map<uint32_t, uint32_t, uint32_t, uint32_t>(all, std::string("prmt.b32.") + mode,
-                                                  [](uint32_t a, uint32_t b, uint32_t c) {
-                                                    uint32_t pick = 0;
-                                                    for (uint32_t i = 0; i < 4; ++i)
-                                                      pick |= Pick{}(c & 3, i) << (4 * i);
-                                                    return permute(a, b, pick);
-                                                  });
-}
-
 template <class T>
 T insert(T field, T into, uint32_t position, uint32_t length) {
   position &= 255, length &= 255;
@@ -41,35 +29,12 @@ T insert(T field, T into, uint32_t position, uint32_t length) {
 }
 
 template <class T>
-T extract(T a, uint32_t position, uint32_t length) {
-  using U = std::make_unsigned_t<T>;
-  constexpr uint32_t kBits = 8 * sizeof(T);
-  position &= 255, length &= 255;
-  const uint32_t last = std::min(position + length - 1, kBits - 1);
-  const U bits = static_cast<U>(a);
-  const bool sign = std::is_signed_v<T> && length && bits >> last & 1;
-  U out = 0;
-  for (uint32_t i = 0; i < kBits; ++i) {
-    const bool bit = i < length && position + i < kBits ? bits >> (position + i) & 1 : sign;
-    out |= static_cast<U>(bit) << i;
-  }
-  return static_cast<T>(out);
-}
-
-uint32_t funnel(uint32_t low, uint32_t high, uint32_t shift, bool left, bool wrap) {
-  const uint32_t n = wrap ? shift & 31 : std::min(shift, 32u);
-  const uint64_t both = static_cast<uint64_t>(high) << 32 | low;
-  return static_cast<uint32_t>(left ? both << n >> 32 : both >> n);
-}
-
-template <class T>
 void add_of(Operations& all, const std::string& type) {
   const auto two = [&](const char* name, auto fn) { add_map<T, T, T>(all, name + type, fn); };
   two("and", [](T a, T b) { return static_cast<T>(a & b); });
   two("or", [](T a, T b) { return static_cast<T>(a | b); });
   two("xor", [](T a, T b) { return static_cast<T>(a ^ b); });
   add_map<T, T>(all, "not" + type, [](T a) { return static_cast<T>(~a); });
-  add_map<T, T>(all, "cnot" + type, [](T a) { return static_cast<T>(a == 0); });
   constexpr uint32_t kMost = 8 * sizeof(T) - 1;
   add_map<T, T, uint32_t>(all, "shl" + type,
                           [](T a, uint32_t n) { return static_cast<T>(n > kMost ? T{0} : static_cast<T>(a << n)); });
@@ -77,15 +42,9 @@ void add_of(Operations& all, const std::string& type) {
                           [](T a, uint32_t n) { return static_cast<T>(n > kMost ? T{0} : static_cast<T>(a >> n)); });
   if constexpr (sizeof(T) >= 4) {
     add_map<uint32_t, T>(all, "popc" + type, [](T a) { return static_cast<uint32_t>(std::popcount(a)); });
-    add_map<uint32_t, T>(all, "clz" + type, [](T a) { return static_cast<uint32_t>(std::countl_zero(a)); });
     add_map<T, T, T, uint32_t, uint32_t>(all, "bfi" + type,
                                          [](T a, T b, uint32_t c, uint32_t d) { return insert(a, b, c, d); });
   }
-}
-
-template <class T>
-void add_extract(Operations& all, const std::string& type) {
-  add_map<T, T, uint32_t, uint32_t>(all, "bfe" + type, [](T a, uint32_t b, uint32_t c) { return extract(a, b, c); });
 }
 
 // mov and selp of all names that a type of this width has.
@@ -138,8 +97,6 @@ void add_predicate(Operations& all, const char* name, bool is_binary, Fn) {
 
 void add_bits(Operations& all) {
   add_of<uint16_t>(all, ".b16"), add_of<uint32_t>(all, ".b32"), add_of<uint64_t>(all, ".b64");
-  add_extract<uint32_t>(all, ".u32"), add_extract<int32_t>(all, ".s32");
-  add_extract<uint64_t>(all, ".u64"), add_extract<int64_t>(all, ".s64");
   add_moves<uint16_t>(all, {".b16", ".u16", ".s16"});
   add_moves<uint32_t>(all, {".b32", ".u32", ".s32", ".f32"});
   add_moves<uint64_t>(all, {".b64", ".u64", ".s64", ".f64"});
@@ -149,27 +106,6 @@ void add_bits(Operations& all) {
 
   using W = uint32_t;
   add_map<W, W, W, W>(all, "prmt.b32", [](W a, W b, W c) { return permute(a, b, c); });
-  add_permutation(all, "f4e", [](W c, W i) { return c + i; });
-  add_permutation(all, "b4e", [](W c, W i) { return (c + 8 - i) & 7; });
-  add_permutation(all, "rc8", [](W c, W) { return c; });
-  add_permutation(all, "ecl", [](W c, W i) { return i < c ? c : i; });
-  add_permutation(all, "ecr", [](W c, W i) { return i > c ? c : i; });
-  add_permutation(all, "rc16", [](W c, W i) { return (c & 1) * 2 + (i & 1); });
-  add_map<W, W, W, W, W>(all, "lop3.b32", [](W a, W b, W c, W table) {
-    W out = 0;
-    for (W k = 0; k < 8; ++k)
-      if (table >> k & 1) out |= (k & 4 ? a : ~a) & (k & 2 ? b : ~b) & (k & 1 ? c : ~c);
-    return out;
-  });
-  add_map<W, W, W, W>(all, "shf.l.clamp.b32", [](W a, W b, W c) { return funnel(a, b, c, true, false); });
-  add_map<W, W, W, W>(all, "shf.l.wrap.b32", [](W a, W b, W c) { return funnel(a, b, c, true, true); });
-  add_map<W, W, W, W>(all, "shf.r.clamp.b32", [](W a, W b, W c) { return funnel(a, b, c, false, false); });
-  add_map<W, W, W, W>(all, "shf.r.wrap.b32", [](W a, W b, W c) { return funnel(a, b, c, false, true); });
-  add_map<W, W>(all, "brev.b32", [](W a) {
-    W out = 0;
-    for (W i = 0; i < 32; ++i) out |= (a >> i & 1) << (31 - i);
-    return out;
-  });
   add_predicate(all, "and.pred", true, [](W a, W b) { return a & b; });
   add_predicate(all, "or.pred", true, [](W a, W b) { return a | b; });
   add_predicate(all, "xor.pred", true, [](W a, W b) { return a ^ b; });

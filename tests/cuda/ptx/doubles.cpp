@@ -39,14 +39,10 @@ void add_doubles(Operations& all) {
     return a < b || (a == b && std::signbit(a)) ? a : b;
   });
   add<float>(all, "cvt.f64.f32", [](float a) { return static_cast<double>(a); });
-  add<uint32_t>(all, "cvt.rn.f64.u32", [](uint32_t a) { return static_cast<double>(a); });
   add<uint64_t>(all, "cvt.rn.f64.u64", [](uint64_t a) { return static_cast<double>(a); });
   add_map<float, double>(all, "cvt.rn.f32.f64", [](double a) { return one_nan(static_cast<float>(a)); });
   add_map<double, double>(
       all, "neg.f64", [](double a) { return std::bit_cast<double>(std::bit_cast<uint64_t>(a) ^ uint64_t{1} << 63); });
-  add_map<double, double>(all, "abs.f64", [](double a) {
-    return std::bit_cast<double>(std::bit_cast<uint64_t>(a) & ~(uint64_t{1} << 63));
-  });
   add_comparison(all, "eq", [](double a, double b) { return a == b; });
   add_comparison(all, "lt", [](double a, double b) { return a < b; });
   add_comparison(all, "le", [](double a, double b) { return a <= b; });

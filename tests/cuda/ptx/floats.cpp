@@ -6,59 +6,40 @@ namespace ptx {
 namespace {
 
 struct Add {
-  template <Rounding kRounding>
-  static float of(float a, float b) {
-    if constexpr (kRounding == Rounding::kNearest) return a + b;
-    const double sum = odd_sum(a, b);
-    // An exact zero of different signs is -0 if rounded down.
-    if (sum == 0 && kRounding == Rounding::kDown && std::signbit(a) != std::signbit(b)) return -0.f;
-    return rounded<kRounding>(sum);
-  }
+  static float of(float a, float b) { return a + b; }
+};
+struct AddTowardsZero {
+  static float of(float a, float b) { return rounded<Rounding::kZero>(odd_sum(a, b)); }
 };
 struct Subtract {
-  template <Rounding kRounding>
-  static float of(float a, float b) {
-    return Add::of<kRounding>(a, -b);
-  }
+  static float of(float a, float b) { return a - b; }
 };
 struct Multiply {
-  template <Rounding kRounding>
-  static float of(float a, float b) {
-    if constexpr (kRounding == Rounding::kNearest) return a * b;
-    return rounded<kRounding>(static_cast<double>(a) * b);  // 48 bits: exact
-  }
+  static float of(float a, float b) { return a * b; }
 };
 struct Fused {
-  template <Rounding kRounding>
-  static float of(float a, float b, float c) {
-    const double product = static_cast<double>(a) * b, sum = odd_sum(product, c);
-    if (kRounding == Rounding::kDown && sum == 0 && std::signbit(product) != std::signbit(c)) return -0.f;
-    return rounded<kRounding>(sum);
-  }
+  static float of(float a, float b, float c) { return static_cast<float>(odd_sum(static_cast<double>(a) * b, c)); }
 };
 
-template <class Op, Rounding kRounding, bool kFlush, bool kSaturate, class... A>
+template <class Op, bool kFlush, bool kSaturate, class... A>
 void add_one(Operations& all, const std::string& name) {
   add_map<float, A...>(all, name + (kFlush ? ".ftz" : "") + (kSaturate ? ".sat" : "") + ".f32", [](A... a) {
-    const float value = flushed<kFlush>(Op::template of<kRounding>(flushed<kFlush>(a)...));
+    const float value = flushed<kFlush>(Op::of(flushed<kFlush>(a)...));
     return kSaturate ? saturated(value) : one_nan(value);
   });
 }
 
-template <class Op, Rounding kRounding, class... A>
-void add_rounding(Operations& all, const std::string& name) {
-  add_one<Op, kRounding, false, false, A...>(all, name), add_one<Op, kRounding, true, false, A...>(all, name);
-  add_one<Op, kRounding, false, true, A...>(all, name), add_one<Op, kRounding, true, true, A...>(all, name);
+template <class Op, class... A>
+void add_all(Operations& all, const std::string& name) {
+  add_one<Op, false, false, A...>(all, name), add_one<Op, true, false, A...>(all, name);
+  add_one<Op, false, true, A...>(all, name), add_one<Op, true, true, A...>(all, name);
 }
 
 template <class Op, class... A>
 void add_arithmetic(Operations& all, const std::string& name) {
-  add_rounding<Op, Rounding::kNearest, A...>(all, name + ".rn");
-  add_rounding<Op, Rounding::kZero, A...>(all, name + ".rz");
-  add_rounding<Op, Rounding::kDown, A...>(all, name + ".rm");
-  add_rounding<Op, Rounding::kUp, A...>(all, name + ".rp");
+  add_all<Op, A...>(all, name + ".rn");
   // Without a rounding: to nearest; a compiler may also contract it, as fast kernels' bounds allow.
-  if constexpr (sizeof...(A) == 2) add_rounding<Op, Rounding::kNearest, A...>(all, name);
+  if constexpr (sizeof...(A) == 2) add_all<Op, A...>(all, name);
 }
 
 // The other operand of a NaN; -0 is below +0.
@@ -84,13 +65,6 @@ void add_rest(Operations& all) {
   one("neg", [](float a) { return std::bit_cast<float>(std::bit_cast<uint32_t>(flushed<kFlush>(a)) ^ 0x80000000u); });
   two("min", [](float a, float b) { return least(flushed<kFlush>(a), flushed<kFlush>(b)); });
   two("max", [](float a, float b) { return most(flushed<kFlush>(a), flushed<kFlush>(b)); });
-  const std::string nan_end = kFlush ? ".ftz.NaN.f32" : ".NaN.f32";
-  add_map<float, float, float>(all, "min" + nan_end, [](float a, float b) {
-    return is_nan(a) || is_nan(b) ? nan_of_ptx() : least(flushed<kFlush>(a), flushed<kFlush>(b));
-  });
-  add_map<float, float, float>(all, "max" + nan_end, [](float a, float b) {
-    return is_nan(a) || is_nan(b) ? nan_of_ptx() : most(flushed<kFlush>(a), flushed<kFlush>(b));
-  });
   two("div.rn", [](float a, float b) { return one_nan(flushed<kFlush>(flushed<kFlush>(a) / flushed<kFlush>(b))); });
   one("rcp.rn", [](float a) { return one_nan(flushed<kFlush>(1.f / flushed<kFlush>(a))); });
   one("sqrt.rn", [](float a) { return one_nan(flushed<kFlush>(std::sqrt(flushed<kFlush>(a)))); });
@@ -101,6 +75,7 @@ void add_rest(Operations& all) {
 void add_floats(Operations& all) {
   add_arithmetic<Add, float, float>(all, "add"), add_arithmetic<Subtract, float, float>(all, "sub");
   add_arithmetic<Multiply, float, float>(all, "mul"), add_arithmetic<Fused, float, float, float>(all, "fma");
+  add_all<AddTowardsZero, float, float>(all, "add.rz");
   add_rest<false>(all), add_rest<true>(all);
 }
 

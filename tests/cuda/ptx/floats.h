@@ -8,7 +8,7 @@
 
 namespace ptx {
 
-enum class Rounding { kNearest, kZero, kDown, kUp };
+enum class Rounding { kZero, kDown, kUp };
 
 inline float nan_of_ptx() { return std::bit_cast<float>(0x7fffffffu); }
 inline bool is_nan(float x) { return (std::bit_cast<uint32_t>(x) & 0x7fffffffu) > 0x7f800000u; }
@@ -42,7 +42,6 @@ inline double odd_sum(double a, double b) {
 template <Rounding kRounding>
 float rounded(double x) {
   const float nearest = static_cast<float>(x);
-  if constexpr (kRounding == Rounding::kNearest) return nearest;
   const float infinity = std::numeric_limits<float>::infinity();
   const bool down = kRounding == Rounding::kDown || (kRounding == Rounding::kZero && x > 0);
   if (down && static_cast<double>(nearest) > x) return std::nextafter(nearest, -infinity);

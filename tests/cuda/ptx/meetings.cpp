@@ -4,21 +4,18 @@
 namespace ptx {
 namespace {
 
-enum class Shuffle { kUp, kDown, kButterfly, kIndex };
+enum class Shuffle { kDown, kButterfly, kIndex };
 
 // The lane that is read, and whether it lies in the segment that c gives.
 template <Shuffle kMode>
 std::pair<uint32_t, bool> other_lane(uint32_t lane, uint32_t b, uint32_t c) {
   const uint32_t by = b & 31, clamp = c & 31, segment = c >> 8 & 31;
   const uint32_t last = (lane & segment) | (clamp & ~segment), first = lane & segment;
-  // The manual compares lanes as signed numbers, since some lie in front of 0.
-  const auto from = kMode == Shuffle::kUp          ? static_cast<int32_t>(lane) - static_cast<int32_t>(by)
-                    : kMode == Shuffle::kDown      ? static_cast<int32_t>(lane + by)
-                    : kMode == Shuffle::kButterfly ? static_cast<int32_t>(lane ^ by)
-                                                   : static_cast<int32_t>(first | (by & ~segment));
-  const auto bound = static_cast<int32_t>(last);
-  const bool inside = kMode == Shuffle::kUp ? from >= bound : from <= bound;
-  return {inside ? static_cast<uint32_t>(from) : lane, inside};
+  const uint32_t from = kMode == Shuffle::kDown        ? lane + by
+                        : kMode == Shuffle::kButterfly ? lane ^ by
+                                                       : first | (by & ~segment);
+  const bool inside = from <= last;
+  return {inside ? from : lane, inside};
 }
 
 template <Shuffle kMode>
@@ -53,27 +50,19 @@ uint32_t votes(Warp& warp, const Instruction* const* of_lane, uint32_t mask) {
   return all;
 }
 
-template <class Fn>
-void add_vote(Operations& all, const char* mode, Fn) {
-  all[std::string("vote.sync.") + mode + ".pred"] = {
-      nullptr,
-      [](Warp& warp, const Instruction* const* of_lane, uint32_t mask) {
-        const uint32_t found = Fn{}(votes(warp, of_lane, mask), mask) ? kAllLanes : 0;
-        each_lane(mask, [&](uint32_t lane) { warp.set_predicate(of_lane[lane]->x[0], 1u << lane, found); });
-      },
-      "ppw"};
-}
-
 }  // namespace
 
 void add_meetings(Operations& all) {
-  all["shfl.sync.up.b32"] = {nullptr, shuffle<Shuffle::kUp>, "w|pwwww"};
   all["shfl.sync.down.b32"] = {nullptr, shuffle<Shuffle::kDown>, "w|pwwww"};
   all["shfl.sync.bfly.b32"] = {nullptr, shuffle<Shuffle::kButterfly>, "w|pwwww"};
   all["shfl.sync.idx.b32"] = {nullptr, shuffle<Shuffle::kIndex>, "w|pwwww"};
-  add_vote(all, "any", [](uint32_t found, uint32_t) { return found != 0; });
-  add_vote(all, "all", [](uint32_t found, uint32_t mask) { return found == mask; });
-  add_vote(all, "uni", [](uint32_t found, uint32_t mask) { return found == 0 || found == mask; });
+  all["vote.sync.any.pred"] = {
+      nullptr,
+      [](Warp& warp, const Instruction* const* of_lane, uint32_t mask) {
+        const uint32_t found = votes(warp, of_lane, mask) ? kAllLanes : 0;
+        each_lane(mask, [&](uint32_t lane) { warp.set_predicate(of_lane[lane]->x[0], 1u << lane, found); });
+      },
+      "ppw"};
   all["vote.sync.ballot.b32"] = {
       nullptr,
       [](Warp& warp, const Instruction* const* of_lane, uint32_t mask) {
