@@ -1,5 +1,5 @@
-// Norms of every rule that has them: the same bits on every instruction set and number of threads, however parameters
-// are split; and what the definition says, also where squares would overflow or underflow.
+// Norms of every rule that has them: the same bits on every instruction set and number of threads, and what the
+// definition says, also where squares would overflow or underflow. In parts: tests/golden, through chunks of a disk.
 #include "backend/cpu/cpu_backend.h"
 #include "lowtide/optimizer.h"
 #include "support/plainest_target.h"
@@ -25,8 +25,6 @@ std::vector<StepCase> make_cases(int rule, int codec, int pair, Rng& rng) {
     cases.emplace_back(rule, codec, static_cast<DType>(pair / 3), static_cast<DType>(pair % 3), rows, length, rng);
   return cases;
 }
-
-int64_t blocks_of(const StepCase& c) { return c.layout.blocks(kBlockElements); }
 
 std::vector<BlockNorms> norms_of(Backend& backend, std::span<const StepItem> items, int threads) {
   int64_t blocks = 0;
@@ -74,35 +72,6 @@ TEST(Norms, AllTargetsGiveTheBitsOfScalarCode) {
       }
   EXPECT_EQ(bad, 0);
   figure("{} calls, {} blocks, {} bytes differ; targets: {}", calls, blocks, bad, testing::compared_targets().c_str());
-}
-
-// A parameter in parts, in any order.
-TEST(Norms, PartsGiveTheWhole) {
-  auto rng = seeded("parts of norms", 61);
-  int64_t parts = 0, bad = 0;
-  const auto backend = cpu::make_backend("");
-  for (const int rule : norm_rules())
-    for (int codec = 0; codec < std::ssize(codecs()); ++codec) {
-      StepCase whole(rule, codec, DType::kBF16, DType::kF32, rng.between(1, 9), rng.between(1, 3000), rng);
-      const StepItem item = whole.item();
-      const std::vector<BlockNorms> wanted = norms_of(*backend, {&item, 1}, 1);
-      for (int64_t first = 0; first < blocks_of(whole); ++parts) {
-        StepItem part = item;
-        part.first_block = first;
-        part.blocks = std::min(blocks_of(whole) - first, rng.between(1, 4));
-        const int64_t begin = elements_before_block(whole.layout.row_length, first, kBlockElements);
-        for (int k = 0; k < kMaxStates; ++k) {
-          if (part.codes[k])
-            part.codes[k] = static_cast<std::byte*>(part.codes[k]) + format_of(rule, codec, k).code_bytes(begin);
-          if (part.scales[k]) part.scales[k] += first * format_of(rule, codec, k).scales;
-        }
-        bad += differing(norms_of(*backend, {&part, 1}, 1),
-                         {wanted.begin() + first, wanted.begin() + first + part.blocks});
-        first += part.blocks;
-      }
-    }
-  EXPECT_EQ(bad, 0);
-  figure("{} parts, {} bytes differ", parts, bad);
 }
 
 // LARS sums squares of parameter and gradient. They are exact but for the roundings of 256 squares and their sum (5

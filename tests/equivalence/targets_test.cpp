@@ -151,47 +151,5 @@ TEST(Targets, DoNotDependOnTheOrderOfParameters) {
   figure("{} comparisons, 0 differ", comparisons);
 }
 
-// A parameter in pieces of whole rows, in any order: the blocks are the same, so are the bits.
-TEST(Targets, DoNotDependOnHowRowsAreSplit) {
-  auto rng = seeded("split", 22);
-  constexpr int64_t kRows = 24, kLength = 700;  // 2.73 blocks a row
-  int64_t comparisons = 0;
-  for (int rule = 0; rule < cpu::kRules; ++rule)
-    for (int codec = 0; codec < cpu::kCodecs; ++codec) {
-      StepCase wanted(rule, codec, DType::kBF16, DType::kF32, kRows, kLength, rng);
-      StepCase got = wanted;
-      const auto backend = cpu::make_backend("");
-      const StepItem whole = wanted.item();
-      backend->step({&whole, 1}, 1, false, nullptr);
-      std::vector<int64_t> cuts = {0, kRows};
-      for (int i = 0; i < 5; ++i) cuts.push_back(rng.between(1, kRows - 1));
-      std::sort(cuts.begin(), cuts.end());
-      std::vector<Layout> layouts;
-      for (size_t i = 1; i < cuts.size(); ++i) {
-        const int64_t sizes[] = {cuts[i] - cuts[i - 1], kLength};
-        layouts.push_back(Layout::make(sizes, {}));
-      }
-      std::vector<StepItem> items;
-      for (const size_t i : rng.permutation(layouts.size())) {
-        StepItem part = got.item();
-        const int64_t first = cuts[i] * kLength, block = cuts[i] * ((kLength + 255) / 256);
-        part.param = static_cast<std::byte*>(part.param) + first * 2;
-        part.grad = static_cast<const std::byte*>(part.grad) + first * 4;
-        part.param_layout = part.grad_layout = &layouts[i];
-        part.origin.first_row += cuts[i];
-        for (int k = 0; k < kMaxStates; ++k) {
-          if (part.codes[k])
-            part.codes[k] = static_cast<std::byte*>(part.codes[k]) + format_of(rule, codec, k).code_bytes(first);
-          if (part.scales[k]) part.scales[k] += block * format_of(rule, codec, k).scales;
-        }
-        items.push_back(part);
-      }
-      backend->step(items, 2, false, nullptr);
-      EXPECT_EQ(differing_bytes(got, wanted), 0) << "rule " << rule << " codec " << codec;
-      ++comparisons;
-    }
-  figure("{} split parameters, 0 bytes differ", comparisons);
-}
-
 }  // namespace
 }  // namespace lowtide::testing

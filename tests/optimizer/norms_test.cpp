@@ -1,5 +1,5 @@
-// Rules with norms of whole parameters, through the optimizer: steps that move nothing, refusals, overlap and overflow.
-// Threads, instruction sets, budgets and a failing disk make no difference.
+// Rules with norms of whole parameters, through the optimizer: refusals and overflow. Instruction sets and budgets:
+// tests/golden; steps that move nothing: rest_test.cpp; overlap: tests/layout.
 #include "support/optimizer_case.h"
 #include "support/test.h"
 
@@ -16,84 +16,11 @@ Config setup_of(const std::string& rule, double max_unorm = 0, double weight_dec
   return setup;
 }
 
-struct Model {
-  std::vector<Tensor> params, grads;
-
-  explicit Model(uint64_t seed) {
-    Rng rng(seed);
-    const auto add = [&](DType p, DType g, std::vector<int64_t> sizes) {
-      params.emplace_back(p, sizes).randomize(rng, std::exp(rng.normal()));
-      grads.emplace_back(g, sizes).randomize(rng);
-    };
-    add(DType::kF32, DType::kF32, {3, 700});
-    add(DType::kBF16, DType::kBF16, {40, 300});
-    add(DType::kF16, DType::kF32, {1});
-    add(DType::kF32, DType::kBF16, {20000});
-    add(DType::kF32, DType::kF32, {0, 4});
-  }
-  void add_to(Optimizer& optimizer) {
-    for (Tensor& param : params) optimizer.add_param(0, param.view());
-  }
-  void step(Optimizer& optimizer, uint64_t seed) {
-    Rng rng(seed);
-    std::vector<Gradient> gradients;
-    for (Tensor& grad : grads) {
-      gradients.push_back(grad.gradient());
-      if (grad.numel)
-        grad.set(rng.below(grad.numel), rng.normal());
-      else
-        gradients.back().data = this;  // any address
-    }
-    optimizer.step(gradients);
-  }
-  std::vector<std::byte> all(const Optimizer& optimizer) const {
-    std::vector<const Tensor*> tensors;
-    for (const Tensor& param : params) tensors.push_back(&param);
-    return snapshot(optimizer, tensors);
-  }
-};
-
 struct Variant {
   const char* rule;
   double max_unorm;
 };
 constexpr Variant kVariants[] = {{"lamb", 0}, {"lamb", 0.1}, {"lars", 0}, {"lars", 0.1}};
-
-TEST(NormRules, DependOnNeitherThreadsNorTargetsNorBudgets) {
-  const TemporaryDirectory directory;
-  int64_t runs = 0, bytes = 0, differing = 0, on_disk = 0;
-  for (const Variant& variant : kVariants)
-    for (const std::string& codec : codec_names()) {
-      Config setup = setup_of(variant.rule, variant.max_unorm);
-      setup.state = codec;
-      const auto end_of = [&](const Config& config) {
-        Model model(7);
-        Optimizer optimizer = make_optimizer(config);
-        model.add_to(optimizer);
-        for (int step = 0; step < 4; ++step) model.step(optimizer, 70 + static_cast<uint64_t>(step));
-        on_disk += optimizer.report().disk_bytes > 0;
-        ++runs;
-        return model.all(optimizer);
-      };
-      const std::vector<std::byte> wanted = end_of(setup);
-      std::vector<Config> others;
-      for (const int threads : {2, 8}) others.emplace_back(setup).threads = threads;
-      for (const std::string& target : cpu_targets()) others.emplace_back(setup).target = target;
-      for (const int64_t chunk : {4096, 3 * 4096, 16384}) {
-        others.emplace_back(setup).memory = {3 * chunk, directory.path(), -1, chunk};
-        others.emplace_back(setup).memory = {4 * chunk + 8192, directory.path(), -1, chunk};
-      }
-      for (const Config& other : others) {
-        const std::vector<std::byte> got = end_of(other);
-        ASSERT_EQ(got.size(), wanted.size());
-        for (size_t i = 0; i < got.size(); ++i) differing += got[i] != wanted[i];
-        bytes += static_cast<int64_t>(got.size());
-      }
-    }
-  EXPECT_EQ(differing, 0);
-  EXPECT_GT(on_disk, runs / 4) << "control";
-  figure("{} runs of 4 steps ({} with state on disk), {} bytes, {} differ", runs, on_disk, bytes, differing);
-}
 
 // A parameter with more blocks than one request for norms covers, one per row; only the last is not zero.
 TEST(NormRules, TakeParametersOfAnySize) {
@@ -147,33 +74,6 @@ TEST(NormRules, CountEachBlockOfALargeParameter) {
       }
       EXPECT_EQ(param.data, of_one) << threads << " threads";
     }
-}
-
-TEST(NormRules, ZerosMoveNothing) {
-  int64_t checked = 0;
-  for (const Variant& variant : kVariants)
-    for (const std::string& codec : codec_names()) {
-      Config setup = setup_of(variant.rule, variant.max_unorm, 0);
-      setup.state = codec;
-      Model model(9);
-      for (Tensor& grad : model.grads) std::fill(grad.data.begin(), grad.data.end(), std::byte{});
-      Optimizer optimizer = make_optimizer(setup);
-      model.add_to(optimizer);
-      std::vector<Gradient> gradients;
-      for (const Tensor& grad : model.grads) gradients.push_back(grad.gradient());
-      const Model before = model;
-      for (int step = 0; step < 3; ++step) optimizer.step(gradients);
-      for (size_t i = 0; i < model.params.size(); ++i, ++checked)
-        EXPECT_EQ(model.params[i].data, before.params[i].data) << variant.rule << " " << codec;
-      // A learning rate of 0 moves nothing either.
-      Hyper still = setup.hyper;
-      still.lr = 0;
-      optimizer.set_hyper(0, still);
-      model.step(optimizer, 5);
-      for (size_t i = 0; i < model.params.size(); ++i, ++checked)
-        EXPECT_EQ(model.params[i].data, before.params[i].data) << variant.rule << " " << codec;
-    }
-  figure("{} parameters keep all bits", checked);
 }
 
 // A parameter of zeros has no norm and moves like a rule without norms: LAMB takes a step of AdamW.
@@ -241,28 +141,6 @@ TEST(NormRules, NanPropagatesThroughItsBlockOnly) {
     EXPECT_EQ(skips.steps(0), 0);
   }
   figure("4 steps with a NaN, 7 of 8 blocks finite; 4 steps skipped");
-}
-
-// Parameters are stepped in order: the second parameter's norm depends on the first one's result.
-TEST(NormRules, ParametersThatOverlapAreSteppedInOrder) {
-  for (const Variant& variant : kVariants) {
-    Config setup = setup_of(variant.rule, variant.max_unorm);
-    setup.rounding = "nearest";
-    Rng rng(13);
-    Tensor shared(DType::kF32, {2000}), first(DType::kF32, {2000}), second(DType::kF32, {2000});
-    shared.randomize(rng), first.randomize(rng), second.randomize(rng);
-    Tensor wanted = shared;
-    Optimizer both = make_optimizer(setup), one = make_optimizer(setup), two = make_optimizer(setup);
-    both.add_param(0, shared.view()), both.add_param(0, shared.view());
-    one.add_param(0, wanted.view()), two.add_param(0, wanted.view());
-    const std::vector<Gradient> gradients{first.gradient(), second.gradient()};
-    for (int step = 0; step < 2; ++step) {
-      both.step(gradients);
-      one.step({&gradients[0], 1}), two.step({&gradients[1], 1});
-    }
-    EXPECT_EQ(shared.data, wanted.data) << variant.rule;
-  }
-  figure("2 steps of 4 rules, 0 bytes differ");
 }
 
 // Norms that need state read it once more; LARS without max_unorm does not.

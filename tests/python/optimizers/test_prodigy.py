@@ -12,7 +12,6 @@ from typing import Any
 import lowtide
 import pytest
 import torch
-from lowtide import _core
 from support import (
     WAYS, bits, carried, copies_of, disk_that_refuses, parameter, random_gradients, refused, state_bits, through_file,
 )  # fmt: skip
@@ -26,7 +25,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"beta3": 0.95, "growth_rate": 1.02, "d0": 1e-4, "lr": 0.5},
     {"betas": (0.0, 0.999), "eps": 1e-4},
 ]
-LIKE_THEIRS = ("s", "p_minus_p0", "exp_avg", "exp_avg_sq")
 
 
 def theirs(params: list[torch.nn.Parameter], **options: Any) -> Any:
@@ -166,31 +164,6 @@ def test_a_group_with_a_rate_of_0_stands_still_and_is_not_in_the_sums() -> None:
     assert shown(first) == shown(second) and bits(alone[0]) == bits(both[0]) and bits(still[0]) == was
 
 
-@pytest.mark.parametrize("state", ["fp32", "bf16", "dynamic8", "float8"])
-def test_threads_tiers_and_instruction_sets_change_no_bit(state: str, tmp_path: Path, seed: int) -> None:
-    shapes = ((64, 512), (1000,), (70, 100), (3,))
-
-    def trained(**options: Any) -> tuple[list[bytes], list[float], list[dict[str, bytes]]]:
-        torch.manual_seed(seed)
-        params = [parameter(*shape) for shape in shapes]
-        opt = lowtide.Prodigy(params, state=state, d0=1e-3, **options)
-        run(params, opt, Valley(params, seed), 4)
-        saved = opt.state_dict()["state"]
-        return [*map(bits, params)], shown(opt), [{k: bits(v) for k, v in entry.items()} for entry in saved.values()]
-
-    wanted = trained()
-    for target in _core.cpu_targets():
-        assert trained(cpu_target=target) == wanted
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            assert trained() == wanted
-            assert trained(memory=lowtide.Memory(host="64KiB", disk=tmp_path, chunk="4KiB")) == wanted
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("state", ["fp32", "dynamic8"])
 def test_a_run_goes_on_with_the_same_bits(way: str, state: str, tmp_path: Path, seed: int) -> None:
@@ -215,18 +188,6 @@ def test_bfloat16_weights_train(master: str | None, seed: int) -> None:
     run(params, opt, valley, 60)
     after = (params[0].detach().float() - valley._centers[0]).square().mean()
     assert opt.param_groups[0]["d"] > 2e-3 and after < before / 2
-
-
-def test_a_skipped_step_leaves_d(seed: int) -> None:
-    params = [parameter(*shape) for shape in SHAPES]
-    opt, valley = lowtide.Prodigy(params, d0=1e-3), Valley(params, seed)
-    run(params, opt, valley, 3)
-    before, weights = shown(opt), [*map(bits, params)]
-    valley.gradients(params)
-    assert params[1].grad is not None
-    params[1].grad[2] = math.nan
-    opt.step()
-    assert opt.skipped_steps == 1 and shown(opt) == before and [*map(bits, params)] == weights
 
 
 def overflowing(what: str, nonfinite: str) -> tuple[list[torch.nn.Parameter], lowtide.Prodigy]:
