@@ -11,11 +11,17 @@ TEST(DeviceOptimizer, EveryBudgetGivesTheBitsOfTheHost) {
   LT_NEEDS_DEVICE();
   Rng rng = seeded("optimizers on a device", 81);
   int64_t compared = 0, steps = 0, plans = 0, streamed = 0, managed = 0, above = 0, delays = 0;
-  const int trials = share_of(120);
+  std::vector<std::string> transfers = {"", "copy"};
+  if (TestDevice::get().backend->device()->steps_pinned()) transfers.insert(transfers.end(), {"hybrid", "zero_copy"});
+  const int trials = share_of(200);
   for (int trial = 0; trial < trials; ++trial) {
     const Config setup = random_setup(rng);
     lowtide::Memory memory{.chunk = rng.between(1, 4) * 4096, .managed = rng.chance(0.2)};
     if (!memory.managed && rng.chance(0.85)) memory.device = rng.between(5, 30) * 4096;
+    if (memory.device >= 0)
+      memory.transfer = pick(rng, transfers);
+    else
+      memory.automatic = !memory.managed && rng.chance(0.5);
     std::unique_ptr<Backend> backend = TestDevice::get().open();
     DelayedDevice* delayed = nullptr;
     if (trial % 2) {
@@ -51,6 +57,16 @@ TEST(DeviceOptimizer, EveryBudgetGivesTheBitsOfTheHost) {
       "{} plans ({} streaming, {} managed), {} steps, queues delayed {} times: differing bytes 0 of {}, above the "
       "budget {}",
       plans, streamed, managed, steps, delays, compared, above);
+}
+
+TEST(DeviceOptimizer, RefusesTransfersThatTheDeviceCannotMake) {
+  LT_NEEDS_DEVICE();
+  if (TestDevice::get().backend->device()->steps_pinned()) GTEST_SKIP() << "the device makes all transfers";
+  for (const std::string transfer : {"hybrid", "zero_copy"}) {
+    OptimizerOptions options{.memory = {.chunk = 4096, .device = 1 << 16, .transfer = transfer}};
+    expect_refusal([&] { OptimizerEnv::make(options, system_env(), TestDevice::get().open()); },
+                   "transfer='" + transfer + "'");
+  }
 }
 
 // State lives on the device, in host memory and on a disk.

@@ -229,46 +229,6 @@ TEST(DeviceSteps, OneCallTakesItemsOfAllKinds) {
   figure("{} items a call, 7 calls, {} bytes differ", got.size(), differing);
 }
 
-// Parts of a parameter, each with its own codes and scales, give the result of the whole.
-TEST(DeviceSteps, PartsGiveTheWhole) {
-  LT_NEEDS_DEVICE();
-  auto rng = seeded("parts", 33);
-  TestDevice& device = TestDevice::get();
-  int64_t parts = 0, differing = 0;
-  for (const int rule : tested_rules())
-    for (int codec = 0; codec < codec_count(); ++codec) {
-      StepCase wanted(rule, codec, DType::kBF16, DType::kF32, rng.between(1, 9), rng.between(1, 900), rng);
-      wanted.set_master(any_master(rng), rng);
-      StepCase got = wanted;
-      const StepItem whole = wanted.item();
-      open_backend("cpu", "")->step({&whole, 1}, 1, false, nullptr);
-      DeviceCase on_device(got);
-      std::vector<StepItem> items;
-      const int64_t blocks = got.layout.blocks(kBlockElements);
-      for (int64_t first = 0; first < blocks; ++parts) {
-        StepItem part = items.empty() ? on_device.item() : items[0];
-        const int64_t begin = elements_before_block(got.layout.row_length, first, kBlockElements);
-        part.first_block = first;
-        part.blocks = std::min(blocks - first, rng.between(1, 4));
-        if (part.master.residual)
-          part.master.residual =
-              static_cast<std::byte*>(part.master.residual) + residual_bytes(part.master.kind, begin);
-        for (int k = 0; first && k < kMaxStates; ++k) {
-          if (part.codes[k])
-            part.codes[k] = static_cast<std::byte*>(part.codes[k]) + format_of(rule, codec, k).code_bytes(begin);
-          if (part.scales[k]) part.scales[k] += first * format_of(rule, codec, k).scales;
-        }
-        first += part.blocks;
-        items.push_back(part);
-      }
-      device.backend->step(items, 1, false, device.queue);
-      on_device.fetch();
-      differing += differing_bytes(got, wanted);
-    }
-  EXPECT_EQ(differing, 0);
-  figure("{} parts, {} bytes differ", parts, differing);
-}
-
 // Parameter and gradient are views with separate strides.
 TEST(DeviceSteps, TakeStridedTensors) {
   LT_NEEDS_DEVICE();
