@@ -61,30 +61,6 @@ def test_as_bitsandbytes_calls_it(coded: bool, monkeypatch: pytest.MonkeyPatch, 
     figure(f"{steps} steps of {elements} elements in all: 0 parameters off by more than rounding{said}")
 
 
-def test_update_norm_is_limited(monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
-    """LAMB and LARS are scaled down to max_unorm * param_norm. Momentum is compared with bitsandbytes' CPU backend; Adam's
-    norm, as in the CUDA backend with bias corrections, with its definition."""
-    library = bnb_library.library()
-    module = bnb_library.cuda_module(library, monkeypatch)
-    torch.manual_seed(832)
-    for name in ("adam", "momentum"):
-        start = Tensors(name, False, torch.randn(1000), torch.randn(1000))
-        free, held = start.clone(), start.clone()
-        unorm = torch.zeros(1)
-        module._optimizer_update_32bit_impl(*free.arguments(weight_decay=0.0))
-        limits = {"max_unorm": 0.02, "param_norm": float(start.p.norm()), "unorm_vec": unorm}
-        module._optimizer_update_32bit_impl(*held.arguments(weight_decay=0.0, **limits))
-        assert bnb_library.last_error(library) == ""
-        step = bnb_library.float32(1e-3)
-        update = (start.p.double() - free.p.double()) / step
-        assert abs(float(unorm.sqrt()) / float(update.norm()) - 1) < 1e-3
-        wanted = start.p.double() - step * update * min(1.0, 0.02 * float(start.p.norm()) / float(update.norm()))
-        assert torch.allclose(held.p.double(), wanted, rtol=2**-20, atol=2**-22)
-        assert not torch.equal(free.p, held.p)
-        assert torch.equal(free.state1, held.state1)
-    figure("adam and momentum: updates of the wanted norm, states as without a limit")
-
-
 def test_managed_memory_holds_paged_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """State in memory of cget_managed_ptr, as bitsandbytes' get_paged makes it, steps like other state."""
     library = bnb_library.library()
@@ -106,16 +82,3 @@ def test_managed_memory_holds_paged_state(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(plain.p, paged.p) and torch.equal(plain.state1, paged.state1)
     for pointer in pointers:
         library.cfree_managed_ptr(ctypes.c_void_p(pointer))
-
-
-def test_a_failed_call_is_said_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = bnb_library.library()
-    module = bnb_library.cuda_module(library, monkeypatch)
-    start = Tensors("adam", True, torch.randn(1000), torch.randn(1000))
-    start.g[500] = float("nan")
-    after = start.clone()
-    module._optimizer_update_8bit_blockwise_impl(*after.arguments())
-    assert "cadam_8bit_blockwise_grad_fp32: got a gradient that is not finite" in bnb_library.last_error(library)
-    assert torch.equal(start.p, after.p) and torch.equal(start.state1, after.state1)
-    library.lt_bnb_clear_error()
-    assert bnb_library.last_error(library) == ""

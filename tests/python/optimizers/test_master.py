@@ -20,26 +20,6 @@ def started(dtype: torch.dtype, **options: object) -> tuple[list[torch.nn.Parame
     return params, lowtide.AdamW(params, lr=1e-3, min_quantized_numel=0, **options)
 
 
-def test_residual16_is_float32(seed, figure):
-    """bfloat16 weights with 16 bits of residual are the weights of a float32 run, bit for bit."""
-    ours, opt = started(torch.bfloat16, master="residual16")
-    wanted = [torch.nn.Parameter(p.detach().float()) for p in ours]
-    twin = lowtide.AdamW(wanted, lr=1e-3, min_quantized_numel=0)
-    for _ in range(10):
-        random_gradients(ours)
-        for p, q in zip(ours, wanted, strict=True):
-            q.grad = p.grad.float()
-        opt.step()
-        twin.step()
-    got = [join(p, opt.state[p]["residual"]) for p in ours]
-    saved = [entry["residual"] for entry in opt.state_dict()["state"].values()]
-    assert all(bits(join(p, kept)) == bits(made) for p, kept, made in zip(ours, saved, got, strict=True))
-    equal = sum(bits(a) == bits(b) for a, b in zip(got, wanted, strict=True))
-    figure(f"{equal} of {len(got)} parameters are those of float32")
-    assert equal == len(got)
-    assert all(p.dtype == torch.bfloat16 for p in ours)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_dicts_have_the_residual_as_bytes(dtype, seed):
     """No check of a checkpoint's values meets a NaN. Dicts of earlier forms load, too."""

@@ -132,24 +132,6 @@ def test_the_most_voters_and_the_most_votes(figure: Figure) -> None:
     figure("65535 voters: 32767 do not win, 32768 do; 2^30 votes against 2^30 - 1")
 
 
-def test_ties_by_hash_are_fair_and_the_same_however_the_whole_is_cut(figure: Figure) -> None:
-    n = 1 << 16
-    ballots = torch.stack([torch.zeros(n // 8, dtype=torch.uint8), torch.full((n // 8,), 255, dtype=torch.uint8)])
-    whole = sign.majority(ballots, n, seed=5, step=6)
-    plus = int(signs_of(whole.numpy(), n, "little").sum())
-    assert abs(plus - n / 2) < 5 * (n / 4) ** 0.5, "five standard deviations"
-    for order in ORDERS:
-        of = sign.majority(ballots, n, seed=5, step=6, bitorder=order).numpy()
-        assert np.array_equal(signs_of(of, n, order), signs_of(whole.numpy(), n, "little"))
-        at = 8 * 1001
-        part = sign.majority(ballots[:, at // 8 :], n - at, seed=5, step=6, offset=at, bitorder=order)
-        assert np.array_equal(part.numpy(), of[at // 8 :])
-    other = sign.majority(ballots, n, seed=5, step=7).numpy()
-    same = int((signs_of(other, n, "little") == signs_of(whole.numpy(), n, "little")).sum())
-    assert abs(same - n / 2) < 5 * (n / 4) ** 0.5
-    figure(f"{n} ties: {plus / n:.4f} are +, {same / n:.4f} stay as they are in the next step")
-
-
 def agreement(bits: np.ndarray[Any, Any], truth: np.ndarray[Any, Any]) -> float:
     return float((signs_of(bits, truth.size, "little") == truth).mean())
 
@@ -319,27 +301,6 @@ def test_wrong_sizes_types_and_places_are_named() -> None:
             call()
     assert torch.equal(x, before) and torch.equal(bits, sign.pack(x)), "a refused call has written"
     assert len(cases) > 35
-
-
-def test_any_number_of_threads_gives_the_same_bits(seed: int, figure: Figure) -> None:
-    n = (1 << 23) + (1 << 20) + 13  # more than bitorder="big" reverses at a time
-    x = torch.randn(n)
-    ballots = torch.randint(0, 256, (4, sign.packed_bytes(n)), dtype=torch.uint8)
-    found: dict[Any, list[bytes]] = {}
-    for threads, order in itertools.product((1, 2, 3, 4), ORDERS):
-        torch.set_num_threads(threads)
-        bits = sign.pack(x, bitorder=order)
-        assert np.array_equal(bits.numpy(), np.packbits((x >= 0).numpy(), bitorder=order))
-        back = sign.unpack(bits, n, dtype=torch.bfloat16, bitorder=order)
-        assert torch.equal(back >= 0, x >= 0)
-        vote = sign.majority(ballots, n, seed=3, bitorder=order)
-        found.setdefault(order, []).append(bits.numpy().tobytes() + vote.numpy().tobytes())
-    assert all(len(set(results)) == 1 for results in found.values())
-    # The vote in the order "big" equals the vote of the reversed ballots.
-    turned = torch.from_numpy(np.packbits(np.unpackbits(ballots.numpy(), axis=1), axis=1, bitorder="little"))
-    same = sign.majority(turned, n, seed=3).numpy()
-    assert np.array_equal(signs_of(same, n, "little"), signs_of(vote.numpy(), n, "big"))
-    figure(f"{n} signs packed, unpacked and voted on with 1 to 4 threads in both orders: the same bytes")
 
 
 def test_the_gil_is_free_meanwhile(figure: Figure) -> None:
