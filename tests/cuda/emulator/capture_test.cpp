@@ -1,4 +1,4 @@
-// Captured work runs when its graph does. A call that cannot be captured spoils the capture.
+// A call that cannot be captured spoils the capture.
 #include <cstdio>
 #include <thread>
 
@@ -37,37 +37,6 @@ class Captures : public Emulated {
 };
 
 __global__ void add(uint32_t* to, uint32_t value) { *to += value; }
-__global__ void store_sum(uint32_t* to, const uint32_t* a, const uint32_t* b) { *to = *a + *b; }
-
-TEST_F(Captures, GraphsRunAgainAndAgain) {
-  Pinned<uint32_t> start({0, 0, 0}), result({0});
-  ok(cudaMemcpyAsync(memory, start.data(), 12, cudaMemcpyDefault, stream));
-  ok(cudaStreamSynchronize(stream));
-  begin();
-  ok(launch(stream, 1, 1, add, memory, 1u));
-  ok(cudaEventRecord(event, stream));
-  ok(cudaStreamWaitEvent(side, event));
-  ok(launch(side, 1, 1, add, memory + 1, 10u));
-  ok(cudaEventRecord(joined, side));
-  ok(launch(stream, 1, 1, add, memory, 100u));
-  ok(cudaStreamWaitEvent(stream, joined));
-  ok(launch(stream, 1, 1, store_sum, memory + 2, memory, memory + 1));
-  ok(cudaMemcpyAsync(result.data(), memory + 2, 4, cudaMemcpyDefault, stream));
-  cudaGraph_t graph = nullptr;
-  ok(cudaStreamEndCapture(stream, &graph));
-  EXPECT_EQ(counters().launches, 0);
-  cudaGraphExec_t executable = nullptr;
-  ok(cudaGraphInstantiate(&executable, graph));
-  ok(cudaGraphDestroy(graph));
-  for (uint32_t round = 1; round <= 20; ++round) {
-    ok(cudaGraphLaunch(executable, stream));
-    EXPECT_EQ(result[0], 111 * (round - 1)) << "late";
-    ok(cudaStreamSynchronize(stream));
-    EXPECT_EQ(result[0], 111 * round);
-  }
-  EXPECT_EQ(counters().launches, 80);
-  ok(cudaGraphExecDestroy(executable));
-}
 
 TEST_F(Captures, WhatCannotBeCapturedSpoilsThem) {
   void* more = nullptr;

@@ -1,7 +1,5 @@
-// Kernels: threads meet where they must, see races in some order, and are told apart when they do not meet.
+// Kernels: races are seen in some order, and threads that do not meet are told apart.
 #include <cstdio>
-#include <numeric>
-#include <set>
 
 #include "emulator_support.h"
 
@@ -9,78 +7,6 @@ namespace cuda_emulator {
 namespace {
 
 class Kernels : public Emulated {};
-
-// Sums 32 lanes by halving; one warp then sums the warps' sums.
-__global__ void __launch_bounds__(1024) sums(const uint32_t* in, uint32_t* out) {
-  __shared__ uint32_t of_warp[32];
-  uint32_t sum = in[blockIdx.x * blockDim.x + threadIdx.x];
-  for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAll, sum, lanes);
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    sum = threadIdx.x < blockDim.x / 32 ? of_warp[threadIdx.x] : 0;
-    for (unsigned by = 16; by > 0; by /= 2) sum += __shfl_down_sync(kAll, sum, by);
-    if (threadIdx.x == 0) out[blockIdx.x] = sum;
-  }
-  __syncthreads();
-}
-
-TEST_F(Kernels, SumOverWarpsAndBlocks) {
-  int64_t cases = 0;
-  for (unsigned threads : {32u, 64u, 256u, 1024u})
-    for (unsigned blocks : {1u, 2u, 7u, 30u}) {
-      const size_t n = size_t{threads} * blocks;
-      std::vector<uint32_t> values(n);
-      std::iota(values.begin(), values.end(), 1u);
-      uint32_t *in = on_device<uint32_t>(n), *out = on_device<uint32_t>(blocks);
-      ok(cudaMemcpyAsync(in, values.data(), n * 4, cudaMemcpyHostToDevice, nullptr));
-      ok(launch(nullptr, blocks, threads, sums, in, out));
-      const auto got = fetch(out, blocks, nullptr);
-      for (unsigned b = 0; b < blocks; ++b, ++cases)
-        EXPECT_EQ(got[b], std::accumulate(values.begin() + b * threads, values.begin() + (b + 1) * threads, 0u));
-      ok(cudaFree(in)), ok(cudaFree(out));
-    }
-  std::printf("%lld blocks summed\n", static_cast<long long>(cases));
-}
-
-__global__ void intrinsics(uint32_t* out) {
-  const uint32_t lane = threadIdx.x % 32;
-  uint32_t* const row = out + 8 * threadIdx.x;
-  row[0] = __shfl_sync(kAll, lane * 3, 5);
-  row[1] = __ballot_sync(kAll, lane % 3 == 0);
-  row[2] = static_cast<uint32_t>(__any_sync(kAll, lane == 31));
-  row[3] = __shfl_sync(kAll, lane, 3, 8);
-  row[4] = __shfl_down_sync(kAll, lane, 4, 16);
-  row[5] = __float_as_uint(__shfl_xor_sync(kAll, static_cast<float>(lane), 1));
-  // Halves of a warp meet by themselves.
-  row[6] = lane < 16 ? __ballot_sync(0xffffu, lane & 1) : __ballot_sync(0xffff0000u, !(lane & 1));
-  __syncwarp();
-  row[7] = atomicAdd(out + 8 * blockDim.x, 1);
-}
-
-TEST_F(Kernels, IntrinsicsGiveWhatTheyAreDefinedToGive) {
-  constexpr uint32_t kThreads = 96;
-  uint32_t* out = on_device<uint32_t>(8 * kThreads + 1);
-  const uint32_t zero = 0;
-  ok(cudaMemcpyAsync(out + 8 * kThreads, &zero, 4, cudaMemcpyHostToDevice, nullptr));
-  ok(launch(nullptr, 1, kThreads, intrinsics, out));
-  const auto got = fetch(out, 8 * kThreads + 1, nullptr);
-  std::set<uint32_t> counts;
-  for (uint32_t t = 0; t < kThreads; ++t) {
-    const uint32_t lane = t % 32, *row = got.data() + 8 * t;
-    EXPECT_EQ(row[0], 15u);
-    EXPECT_EQ(row[1], 0x49249249u);
-    EXPECT_EQ(row[2], 1u);
-    EXPECT_EQ(row[3], lane / 8 * 8 + 3);
-    EXPECT_EQ(row[4], lane % 16 < 12 ? lane + 4 : lane);
-    EXPECT_EQ(row[5], __float_as_uint(static_cast<float>(lane ^ 1)));
-    EXPECT_EQ(row[6], lane < 16 ? 0xaaaau : 0x55550000u);
-    counts.insert(row[7]);
-  }
-  EXPECT_EQ(counts.size(), kThreads);
-  EXPECT_EQ(got[8 * kThreads], kThreads);
-  ok(cudaFree(out));
-}
 
 // PTX's prmt would repeat a sign for 0xb; CUDA's function masks that away, so that nobody may ask for it.
 TEST_F(Kernels, BytesArePickedByThreeBitsEach) {

@@ -1,6 +1,5 @@
 // Memory: access out of reach crashes, requests that do not fit are refused, and misuse is reported.
 #include <cstdio>
-#include <cstring>
 
 #include "emulator_support.h"
 
@@ -59,27 +58,6 @@ TEST_F(Memory, IsLimited) {
 
 __global__ void write(char* memory, int at) { memory[at] = 1; }
 
-TEST_F(Memory, OfTheHostThatCudaAllocates) {
-  Settings small = settings();
-  small.pin_limit = 10000, small.registers = false;
-  change(small);
-  void *memory = nullptr, *more = nullptr;
-  std::vector<char> own(100);
-  EXPECT_EQ(cudaHostRegister(own.data(), 100, 0), cudaErrorNotSupported);
-  EXPECT_EQ(cudaHostAlloc(&memory, 100, 0x100), cudaErrorInvalidValue) << "no such flag";
-  ok(cudaHostAlloc(&memory, 9000, cudaHostAllocPortable | cudaHostAllocMapped));
-  EXPECT_EQ(cudaHostAlloc(&more, 1001, 0), cudaErrorMemoryAllocation);
-  std::memset(memory, 1, 9000);
-  cudaPointerAttributes what;
-  ok(cudaPointerGetAttributes(&what, static_cast<char*>(memory) + 8999));
-  EXPECT_EQ(what.type, cudaMemoryTypeHost);
-  EXPECT_EQ(cudaHostUnregister(memory), cudaErrorHostMemoryNotRegistered);
-  EXPECT_EQ(held().host_allocations, 1);
-  ok(cudaFreeHost(memory));
-  EXPECT_EQ(cudaFreeHost(memory), cudaErrorInvalidValue);
-  EXPECT_EQ(take_misuses().size(), 1u) << "freed twice";
-}
-
 TEST_F(Memory, MisuseIsTold) {
   char* memory = on_device<char>(1000);
 #ifndef __SANITIZE_ADDRESS__  // which tells it itself
@@ -97,21 +75,6 @@ TEST_F(Memory, MisuseIsTold) {
   ok(cudaMemcpyAsync(memory, host.data(), 100, cudaMemcpyDefault, nullptr));
   ok(cudaHostUnregister(host.data()));
   EXPECT_EQ(take_misuses().size(), 1u) << "unregistered while a copy is queued";
-  ok(cudaFree(memory));
-}
-
-TEST_F(Memory, ManagedMemoryIsSharedAndMoves) {
-  void* memory = nullptr;
-  ok(cudaMallocManaged(&memory, 1000));
-  std::memset(memory, 1, 1000);
-  ok(launch(nullptr, 1, 1, write, static_cast<char*>(memory), 3));
-  const cudaMemLocation device{cudaMemLocationTypeDevice, 0}, host{cudaMemLocationTypeHost, 0};
-  ok(cudaMemAdvise(memory, 1000, cudaMemAdviseSetPreferredLocation, host));
-  ok(cudaMemPrefetchAsync(memory, 1000, device, 0, nullptr));
-  EXPECT_EQ(cudaMemPrefetchAsync(memory, 1001, device, 0, nullptr), cudaErrorInvalidValue);
-  EXPECT_EQ(cudaMemPrefetchAsync(memory, 10, {cudaMemLocationTypeDevice, 7}, 0, nullptr), cudaErrorInvalidDevice);
-  ok(cudaStreamSynchronize(nullptr));
-  EXPECT_EQ(held().managed_bytes, 1000);
   ok(cudaFree(memory));
 }
 
