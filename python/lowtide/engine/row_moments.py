@@ -13,19 +13,21 @@ class RowMoments:
 
     def __init__(self) -> None:
         self._now: dict[int, torch.Tensor] = {}
-        self._next: dict[int, tuple[int, torch.Tensor]] = {}
+        self._next: dict[int, tuple[int, torch.Tensor | None]] = {}
 
     def get(self, number: int, steps: int) -> torch.Tensor | None:
         """Those of a parameter that has taken so many steps; None: it has none."""
         if number in self._next:
             after, given = self._next[number]
-            if steps == after:  # again after an interrupt
+            if steps == after and given is None:
+                self._now.pop(number, None)
+            elif steps == after:  # again after an interrupt
                 self._now[number] = self._now[number].copy_(given) if number in self._now else given
             del self._next[number]
         return self._now.get(number)
 
-    def begin(self, number: int, steps: int, given: torch.Tensor) -> None:
-        """given: those after so many steps."""
+    def begin(self, number: int, steps: int, given: torch.Tensor | None) -> None:
+        """given: those after so many steps; None: it has none then."""
         self._next[number] = steps, given
 
     def put(self, number: int, given: torch.Tensor | None) -> None:

@@ -112,17 +112,16 @@ class MatrixStep:
         return found
 
     def _commit(self, numbers: list[int], updates: Mapping[int, Tensor], moments: Mapping[int, Tensor]) -> None:
-        """Steps these parameters and their state; `updates` move matrices, and `moments` are their next row moments."""
+        """Steps these parameters and their state; `updates` move matrices, and `moments` are their next row moments, which others lose."""
         moves, held = [], []
         for i, update in updates.items():
             shape, options = self._engine.tensors[i].shape, self._matrices[i].options_of(self._groups)
             held.append(update.to(self._memory(i)).contiguous())  # until the call returns
             moves.append((i, held[-1].data_ptr(), ratio(options["adjust_lr_fn"], shape[-2], shape[-1])))
-        for i, moment in moments.items():
-            self._engine.moments.begin(i, self._count(i) + 1, moment)
+            self._engine.moments.begin(i, self._count(i) + 1, moments.get(i))
         if numbers or not self._matrices:
             self._engine.core.step(self._scale, True, *self._queue(), numbers, updates=moves)
-        for i in moments:
+        for i in updates:
             self._engine.row_moment(i)  # which now are these
 
     def _queue(self) -> tuple[int, int]:

@@ -214,21 +214,22 @@ class Muon(Optimizer):
             engine.count(skipped=1)
             return -1
         plan = self._plan(here)
-        self._follow_moments(plan, here)
+        dropped = self._await_moments(plan, here)
         try:
             MatrixStep(engine, self.param_groups, plan.matrices, scale).take(plan.batches)
+            for i in dropped:  # those without a gradient, too, or v would go on from here if the option came back
+                engine.moments.put(i, None)
         except BaseException:
             if engine.awaited:  # some parameters have taken their first step
                 self._adopt_new_state()
             raise
         return -1
 
-    def _follow_moments(self, plan: _Plan, numbers: list[int]) -> None:
-        """Drops row moments that no option asks for any more; entries in `state` show those that begin in this step."""
+    def _await_moments(self, plan: _Plan, numbers: list[int]) -> set[int]:
+        """Entries in `state` will show which row moments begin and end in this step. Returns those that no option asks for any more."""
         engine = self.engine
         had = {i for i in engine.moments.numbers() if engine.row_moment(i) is not None}
         dropped, begun = had - plan.moments, plan.moments.intersection(numbers) - had
-        for i in dropped:  # even without a gradient, or v would go on from here if the option came back
-            engine.moments.put(i, None)
         if dropped or begun:
             engine.await_states({*engine.awaited, *dropped, *begun})
+        return dropped

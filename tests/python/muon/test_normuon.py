@@ -7,6 +7,7 @@ import copy
 import itertools
 import pickle
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from support import (
     WAYS, bits, carried, copies_of, parameter, put, random_gradients, refused, state_bits, step_alike, take_steps,
     through_file,
 )  # fmt: skip
+from test_muon import failing_at
 from test_muon_options import OF_DION, of_dion
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -276,6 +278,23 @@ def test_none_ends_those_of_frozen_layers(way: str, seed: int, tmp_path: Path) -
             assert not any(ROW in opt.state[p] for p in params)
     opt.param_groups[0]["row_beta2"] = 0.9
     assert not any(entry[ROW].any() for entry in itertools.islice(opt.state_dict()["state"].values(), 3))
+
+
+@pytest.mark.parametrize("stepped", [0, 1])
+def test_a_step_that_fails_ends_those_of_matrices_that_it_stepped(stepped: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others, and those of a frozen layer, are as they were if the option comes back."""
+    monkeypatch.setattr("lowtide.optimizers.muon._BUCKET", 1)
+    params, opt = _trained(2, state="fp32")
+    before = [bits(opt.state[p][ROW]) for p in params[:3]]
+    params[2].grad = opt.param_groups[0]["row_beta2"] = None
+    with monkeypatch.context() as patch, warnings.catch_warnings(), pytest.raises(MemoryError):
+        warnings.simplefilter("ignore")
+        failing_at(patch, 1 + stepped, MemoryError(), times=9)
+        opt.step()
+    assert [int(opt.state[p]["step"]) for p in params] == [2 + stepped, 2, 2, 2 + stepped]
+    opt.param_groups[0]["row_beta2"] = 0.9
+    saved = opt.state_dict()["state"]
+    assert [not saved[0][ROW].any(), *(bits(saved[i][ROW]) == before[i] for i in (0, 1, 2))] == [bool(stepped), not stepped, True, True]
 
 
 @pytest.mark.parametrize("way", ["dict", "file"])
