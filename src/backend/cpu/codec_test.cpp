@@ -189,31 +189,38 @@ TEST(Dynamic8Blocks, AreRightForEveryAbsmax) {
   }
 }
 
-TEST(Dynamic8Blocks, KeepTheScaleOfOtherValuesBesideNans) {
+// A NaN has the code of 0. Beside an infinity every value has it, because value * inverse is 0 or a NaN; of second
+// moments only those that are not above 0.
+TEST(Dynamic8Blocks, KeepScaleAndCodesBesideNansAndInfinities) {
   auto rng = seeded("NaNs", 14);
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   for (const std::string& target : cpu_targets()) {
     const auto backend = cpu::make_backend(target);
     int64_t compared = 0;
     for (const bool is_signed : {false, true}) {
       const DynamicMap map(is_signed);
-      for (size_t large = 0; large < static_cast<size_t>(kBlock); ++large) {
-        std::vector<float> values(static_cast<size_t>(kBlock));
-        for (float& x : values) x = static_cast<float>(std::fabs(rng.over_binades(-80, -60)));
-        for (size_t i = 0; i < values.size(); ++i)
-          if (i != large && rng.uniform() < 0.1) values[i] = std::numeric_limits<float>::quiet_NaN();
-        values[large] = 5.f;
-        std::vector<uint8_t> codes;
-        std::vector<float> scales;
-        encode(*backend, is_signed, values, codes, scales);
-        ASSERT_EQ(scales[0], 5.f) << target << ", 5 at " << large;
-        for (size_t i = 0; i < values.size(); ++i) {
-          if (std::isnan(values[i])) continue;
-          ASSERT_EQ(int{codes[i]}, map.encode(values[i], 1.f / 5.f)) << target << " value " << values[i];
-          ++compared;
+      for (size_t large = 0; large < static_cast<size_t>(kBlock); ++large)
+        for (const float most : {5.f, infinity, -infinity}) {
+          std::vector<float> values(static_cast<size_t>(kBlock));
+          for (float& x : values) x = static_cast<float>(std::fabs(rng.over_binades(-80, -60)));
+          for (float& x : values)
+            if (rng.uniform() < 0.1) x = std::copysign(nan, rng.chance(0.5) ? 1.f : -1.f);
+          values[large] = most;
+          std::vector<uint8_t> codes;
+          std::vector<float> scales;
+          encode(*backend, is_signed, values, codes, scales);
+          ASSERT_EQ(scales[0], std::fabs(most)) << target << ", " << most << " at " << large;
+          for (size_t i = 0; i < values.size(); ++i) {
+            const float inverse = 1.f / std::fabs(most);
+            const int wanted = !std::isnan(values[i] * inverse) ? map.encode(values[i], inverse)
+                               : is_signed                      ? 127
+                                                                : values[i] > 0;
+            ASSERT_EQ(int{codes[i]}, wanted) << target << " value " << values[i] << ", absmax " << most;
+            ++compared;
+          }
         }
-      }
     }
-    figure("{} {} codes beside NaNs compared, 0 differ", target, compared);
+    figure("{} {} codes beside NaNs and infinities compared, 0 differ", target, compared);
   }
 }
 
@@ -238,8 +245,8 @@ TEST(Codecs, DecodeEveryCodeOnEveryTarget) {
 }
 
 // Every instruction set rounds stochastically like scalar code, over floats of [2^-31, 1] of both signs in blocks with
-// a 1, and over fewer floats times powers of two, from where squares vanish to where they overflow. Lion with beta2 = 0
-// stores the gradient itself, Adagrad its square.
+// a 1, and over fewer floats times powers of two, from where squares vanish to where they overflow, and beside NaNs and
+// infinities. Lion with beta2 = 0 stores the gradient itself, Adagrad its square.
 TEST(StochasticSweep, GivesTheBitsOfScalarCodeOnEveryTarget) {
   constexpr uint32_t kOne = 0x3f800000u, kLow = 0x30000000u;
   std::vector<float> gradients;
@@ -251,19 +258,24 @@ TEST(StochasticSweep, GivesTheBitsOfScalarCodeOnEveryTarget) {
     }
   }
   for (int i = 0; i < 300; ++i) gradients.push_back(i % 2 ? 0.f : -0.f);
+  for (int64_t i = 0; i < 8 * kBlock; ++i) {
+    const bool infinite = i > 4 * kBlock && i % 5 == 0;
+    const float odd = infinite ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
+    gradients.push_back(std::copysign(i % 3 ? 1.f / static_cast<float>(i) : odd, i % 2 ? 1.f : -1.f));
+  }
   const int64_t sizes[] = {static_cast<int64_t>(gradients.size())};
   const Layout layout = Layout::make(sizes, {});
   int64_t compared = 0, differing = 0;
   for (const char* rule : {"lion", "adagrad"})
-    for (const char* codec : {"dynamic8", "float8", "bf16"}) {
+    for (const char* codec : {"dynamic8", "dynamic4", "float8", "bf16"}) {
       const size_t bytes =
-          gradients.size() * static_cast<size_t>(codec_info(find_codec(codec)).format[0].code_bits) / 8;
+          (gradients.size() * static_cast<size_t>(codec_info(find_codec(codec)).format[0].code_bits) + 7) / 8;
       std::vector<std::byte> wanted;
       std::vector<float> wanted_scales;
       std::vector<std::string> targets = cpu_targets();
       std::reverse(targets.begin(), targets.end());  // the scalar reference comes first
       for (const std::string& target : targets) {
-        std::vector<float> param(gradients.size()), scales(gradients.size() / kBlock + 1);
+        std::vector<float> param(gradients.size()), scales(gradients.size() / kBlock * 2 + 2);
         const bool is_signed = rule == std::string("lion");
         std::vector<std::byte> codes(bytes,
                                      is_signed && codec == std::string("dynamic8") ? std::byte{127} : std::byte{});

@@ -59,7 +59,7 @@ struct CpuCodec<Dynamic4, kSigned> : GenericCodec<Dynamic4, kSigned> {
     constexpr int n = kTileVectors;
     __m512 inside[n];
     __m512i word[n];
-    for (int i = 0; i < n; ++i) x[i] = below_one(kSigned ? _mm512_abs_ps(x[i]) : x[i]);
+    for (int i = 0; i < n; ++i) x[i] = below_one(kSigned ? max_abs(vf(0.f), vf(vf::Vec{x[i]})).v.raw : x[i]);
     for (int i = 0; i < n; ++i) inside[i] = above_lowest(x[i]);
     rank_in(t.below, inside, word);
     const __m512 slope = _mm512_load_ps(t.slope), intercept = _mm512_load_ps(t.intercept);

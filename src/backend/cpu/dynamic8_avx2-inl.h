@@ -117,13 +117,14 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
       const float* const from = values + half * 8 * n;
       __m256 value[n], a[n], least[n];
       __m256i guess[n], decade[n], rank[n];
-      // If one operand is a NaN, the result is the second. Magnitudes above 1 get the code of 1, because ranks
+      // If one operand is a NaN, the result of max is the second. Magnitudes above 1 get the code of 1, because ranks
       // saturate.
       for (int i = 0; i < n; ++i) {
         value[i] = _mm256_loadu_ps(from + 8 * i);
         if constexpr (kSigned) {
-          value[i] = _mm256_min_ps(_mm256_mul_ps(value[i], _mm256_set1_ps(inverse)), _mm256_set1_ps(1.f));
-          a[i] = _mm256_and_ps(value[i], _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)));
+          value[i] = _mm256_mul_ps(value[i], _mm256_set1_ps(inverse));
+          a[i] = _mm256_max_ps(_mm256_and_ps(value[i], _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff))),
+                               _mm256_setzero_ps());
         } else {
           value[i] = _mm256_max_ps(value[i], _mm256_setzero_ps());
           a[i] = _mm256_max_ps(_mm256_mul_ps(value[i], _mm256_set1_ps(inverse)),

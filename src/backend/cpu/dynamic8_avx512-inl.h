@@ -41,12 +41,14 @@ struct CpuCodec<Dynamic8, kSigned> : GenericCodec<Dynamic8, kSigned> {
     // Runs each operation for all four vectors, because one chain is longer than the processor's lookahead.
     constexpr int n = kTileVectors;
     const __m512 factor = _mm512_set1_ps(inverse);
+    // With an inverse of 0 all values are 0: an infinity times 0 is a NaN.
+    const __mmask16 some = _mm512_test_epi32_mask(_mm512_castps_si512(factor), _mm512_castps_si512(factor));
     __m512 x[n], y[n];
     __m512i row[n];
     for (int i = 0; i < n; ++i) x[i] = _mm512_loadu_ps(values + 16 * i);
     for (int i = 0; i < n; ++i) {
       if constexpr (kSigned)
-        x[i] = _mm512_fmadd_ps(_mm512_range_ps(x[i], _mm512_setzero_ps(), kLargerMagnitude), factor,
+        x[i] = _mm512_fmadd_ps(_mm512_maskz_range_ps(some, x[i], _mm512_setzero_ps(), kLargerMagnitude), factor,
                                _mm512_load_ps(roof.shift));
       else
         x[i] = _mm512_fixupimm_ps(_mm512_max_ps(_mm512_mul_ps(x[i], factor), _mm512_load_ps(roof.lowest)), x[i],

@@ -58,7 +58,8 @@ struct CpuCodec<Float8, kSigned> : GenericCodec<Float8, kSigned> {
     __m512 x[n], t[n];
     __m512i word[n];
     for (int i = 0; i < n; ++i) x[i] = _mm512_loadu_ps(values + 16 * i);
-    for (int i = 0; i < n; ++i) t[i] = kSigned ? _mm512_abs_ps(x[i]) : x[i];
+    const __m512 zero = _mm512_setzero_ps();  // what NaNs become
+    for (int i = 0; i < n; ++i) t[i] = kSigned ? max_abs(vf(0.f), vf(vf::Vec{x[i]})).v.raw : _mm512_max_ps(x[i], zero);
     for (int i = 0; i < n; ++i) t[i] = _mm512_max_ps(t[i], _mm512_fmadd_ps(t[i], half, low));
     for (int i = 0; i < n; ++i)
       word[i] = _mm512_sub_epi32(_mm512_castps_si512(t[i]), _mm512_set1_epi32(static_cast<int>(first)));

@@ -61,7 +61,7 @@ struct Dynamic4 {
     const F x = value * inverse;
     if constexpr (!kSigned) return between<false>(table, x, stochastic ? random : U(0x8000u));
     if (stochastic) {
-      const U rank = between<true>(table, abs(x), random);
+      const U rank = between<true>(table, max(abs(x), F(0.f)), random);                  // a NaN becomes 0
       const U below = select(rank == U(kSignedZero + 1), U(0u), U(kSignedZero) - rank);  // there is no entry at -1
       return select(x < F(0.f), below, U(kSignedZero) + rank);
     }

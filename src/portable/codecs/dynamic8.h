@@ -57,7 +57,7 @@ struct Dynamic8 {
   // magnitude: |value * inverse|. random: 16 bits.
   template <bool kSigned, class F, class U>
   LT_FN U stochastic_rank(const Dynamic8Table& t, F magnitude, U random) {
-    if constexpr (!kSigned) magnitude = max(magnitude, F(t.lowest));
+    magnitude = max(magnitude, F(kSigned ? 0.f : t.lowest));  // a NaN becomes the least
     magnitude = select(magnitude < F(1.f), magnitude, F(1.f));
     const U u = bits(max(magnitude, F(Dynamic8Table::kLowestRow)));
     const U mask = U(Dynamic8Table::kRowMask);

@@ -31,6 +31,7 @@ struct Float8 {
     u32 top = (bits(absmax) + kRoom) & 0x7f800000u;
     if (top < kLeast) top = kLeast;
     const u32 inverse = (255u << 23) - top;
+    if (bits(absmax) == 0x7f800000u) return {as_float(top - (1u << 23)), 0};       // makes infinities NaNs
     return {as_float(top - (1u << 23)), as_float(inverse ? inverse : 0x400000u)};  // 2^-127 is denormal
   }
 
@@ -46,12 +47,11 @@ struct Float8 {
 
   template <bool kSigned, class F, class U>
   LT_FN U encode_with(const Tables&, F value, F inverse, bool stochastic, U random) {
-    const F x = value * inverse;
-    const F magnitude = abs(x);
+    const F magnitude = max(abs(value * inverse), F(0.f));  // a NaN becomes 0
     const U t = bits(max(magnitude, magnitude * F(0.5f) + F(kHalfLow<kSigned>))) - U(kZeroBits<kSigned>);
     const U below = stochastic ? (random << (kCut - 16)) + U(1u << (kCut - 17)) : U(1u << (kCut - 1));
     const U code = (t + below) >> kCut;
-    if constexpr (kSigned) return code | ((bits(x) >> 24) & U(0x80u));
+    if constexpr (kSigned) return code | ((bits(value) >> 24) & U(0x80u));
     return select(value > F(0.f), select(code == U(0u), U(1u), code), U(0u));
   }
 };
