@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lowtide import _core
-from lowtide.checks.values import check_tensor, expect
+from lowtide.checks.values import check_tensor, expect, number
 from lowtide.engine.engine import Engine
 from lowtide.engine.family import Family
 
@@ -84,12 +84,17 @@ def checked(numbers: Any, names: Sequence[str], where: str) -> Numbers:
     return {name: _checked(numbers[name], name, where) for name in names}
 
 
-def _checked(number: Any, name: str, where: str) -> float:
+def of_group(group: Mapping[str, Any], names: Sequence[str], where: str) -> Numbers:
+    """These numbers of a library that keeps them in groups. Raises ValueError or TypeError for anything else."""
+    return {name: _checked(number(name, group[name]), name, f"{where}, {name} of its group") for name in names}
+
+
+def _checked(value: Any, name: str, where: str) -> float:
     least, most = _core.carried_range(name)
-    valid = isinstance(number, (int, float)) and not isinstance(number, bool) and least <= number <= most
-    valid = valid and (name != SWITCHES or float(number).is_integer())
-    expect(valid, where, repr(number), f"a {'whole ' if name == SWITCHES else ''}number from {least:g} to {most:g}")
-    return float(number)
+    valid = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+    valid = valid and (name != SWITCHES or float(value).is_integer())
+    expect(valid, where, repr(value), f"a {'whole ' if name == SWITCHES else ''}number from {least:g} to {most:g}")
+    return float(value)
 
 
 def as_tensors(numbers: Numbers) -> dict[str, torch.Tensor]:

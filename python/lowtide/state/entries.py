@@ -4,13 +4,13 @@ converts quantized moments of other libraries."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from lowtide.checks.values import check_floats, check_tensor, expect
-from lowtide.devices.sharding import rows_of
+from lowtide.devices.sharding import local_of, rows_of
 from lowtide.state import blockwise
 
 
@@ -74,6 +74,24 @@ def entry_of(spec: ParamSpec, step: int, moments: Mapping[str, Quantized | torch
         return Entry(step, stored, False)
     values = {name: moment.values() if isinstance(moment, Quantized) else moment for name, moment in moments.items()}
     return Entry(step, values, True)
+
+
+def check_group(
+    group: Mapping[str, Any], options: Iterable[str], wanted: str, rule: str, rules: Container[str], library: str, where: str
+) -> None:  # fmt: skip
+    """Raises ValueError for a group of a library that has none of these rules, or for a group that lacks one of these options."""
+    expect(rule in rules, where, f"a group from {library}", f"a state_dict of lowtide's {rule!r}")
+    missing = [key for key in options if key not in group]
+    expect(not missing, where, f"no {missing}", wanted)
+
+
+def weights_of(spec: ParamSpec, where: str) -> torch.Tensor:
+    """The parameter's weights, on the CPU in float32, for states that are told from them. Raises ValueError if there are none, or only a
+    part."""
+    expect(not spec.param.is_meta, where, "weights on meta", "the weights that were saved with this dict: load the model first")
+    whole = type(local_of(spec.param)) is type(spec.param)
+    expect(whole, where, "a DTensor parameter", "a whole one: load before the model is sharded, and carry on by Lowtide's state_dict")
+    return spec.param.detach().to("cpu", torch.float32)  # a device may have no room for all of them at once
 
 
 def check_keys(entry: Mapping[Any, Any], known: Sequence[str], where: str) -> None:

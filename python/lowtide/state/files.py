@@ -83,7 +83,7 @@ def load(
     for n, saved in enumerate(metadata[GROUPS]):
         whole = isinstance(saved, dict) and isinstance(saved.get("params"), int) and 0 <= saved["params"] < 2**31
         expect(whole, f"{name}, group {n}", repr(saved)[:80], "options and a number of params")
-        options = {key: _tuples(value) for key, value in saved.items()}
+        options = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}  # JSON has no tuples
         groups.append({**options, "params": range(number, number + saved["params"])})
         number += saved["params"]
     # No copies are needed, because nothing else holds these values.
@@ -159,10 +159,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (bool, int, float)):
         return value
     return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value  # of NumPy
-
-
-def _tuples(value: Any) -> Any:  # JSON has no tuples; betas is one
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _refuse(value: object) -> object:

@@ -21,16 +21,8 @@ from lowtide.devices.sharding import rows_of
 from lowtide.engine.engine import Engine
 from lowtide.state import blockwise
 from lowtide.state.entries import (
-    NOTHING,
-    Entry,
-    ParamSpec,
-    Quantized,
-    check_book,
-    check_codes,
-    check_keys,
-    check_scales,
-    entry_of,
-)
+    NOTHING, Entry, ParamSpec, Quantized, check_book, check_codes, check_group, check_keys, check_scales, entry_of,
+)  # fmt: skip
 from lowtide.state.format import OWN_KEYS
 
 NESTED = "__bnb_optimizer_quant_state__"
@@ -64,9 +56,7 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
 
 
 def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-    expect(rule in MOMENTS, where, "a group from bitsandbytes", f"a state_dict of lowtide's {rule!r}")
-    missing = [key for key in _GROUP_KEYS if key not in group]
-    expect(not missing, where, f"no {missing}", f"all of {_GROUP_KEYS}")
+    check_group(group, _GROUP_KEYS, f"all of {_GROUP_KEYS}", rule, MOMENTS, "bitsandbytes", where)
     betas = group["betas"]
     wanted = 0 if rule == "adagrad" else 3 if rule == "ademamix" else 2
     counted = isinstance(betas, (tuple, list)) and (not wanted or len(betas) == wanted)

@@ -14,7 +14,7 @@ from typing import Any
 
 from lowtide.checks.values import check_floats, expect, read_step
 from lowtide.devices.sharding import ROW_MOMENT, moment_shape
-from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_keys, entry_of
+from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_group, check_keys, entry_of
 
 _OPTIONS = ("algorithm", "step", "lr", "mu", "beta1", "beta2", "weight_decay", "epsilon", "nesterov", "adjust_lr")
 _NORMUON = "normuon"
@@ -28,9 +28,7 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
 
 
 def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-    expect(rule == "muon", where, "a group from the package dion", f"a state_dict of lowtide's {rule!r}")
-    missing = [key for key in _OPTIONS if key not in group]
-    expect(not missing, where, f"no {missing}", "all options of dion's Muon")
+    check_group(group, _OPTIONS, "all options of dion's Muon", rule, ("muon",), "the package dion", where)
     algorithm, adjustment = group["algorithm"], group["adjust_lr"]
     known, wanted = ("muon", _NORMUON) if mine["use_muon"] else ("adamw",), "'muon' or 'normuon' in groups with use_muon, 'adamw' in others"
     expect(algorithm in known, f"{where}['algorithm']", repr(algorithm), wanted)

@@ -19,7 +19,7 @@ import torch
 from lowtide import _core
 from lowtide.checks.values import check_tensor, expect, read_step
 from lowtide.state import blockwise
-from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_codes, check_keys, check_scales, entry_of
+from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_codes, check_group, check_keys, check_scales, entry_of
 
 _GROUP = 32
 _CODES, _SCALES, _ERRORS = "::quantized", "::scales", "error_bits"
@@ -36,10 +36,9 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
 
 
 def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-    expect(rule in _RULES, where, "a group from FlashOptim", f"a state_dict of lowtide's {rule!r}")
     needed = {"sgd": ("momentum", "dampening"), "lion": ("betas",)}.get(rule, ("betas", "eps"))
-    missing = [key for key in ("lr", "weight_decay", *needed) if key not in group]
-    expect(not missing, where, f"no {missing}", f"all options of FlashOptim's {rule!r}")
+    options = ("lr", "weight_decay", *needed)
+    check_group(group, options, f"all options of FlashOptim's {rule!r}", rule, _RULES, "FlashOptim", where)
     return {**mine, **{key: value for key, value in group.items() if key not in _OWN}}
 
 
@@ -47,7 +46,8 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     names = _core.state_names(spec.rule)
     keys = [name + suffix for name in names for suffix in ("", _CODES, _SCALES)]
     check_keys(entry, ["step", _ERRORS, *keys], where)
-    moments = {name: _moment(entry, name, spec.shape, spec.signed[name], where) for name in names if _has(entry, name)}
+    held = [name for name in names if name in entry or name + _CODES in entry]
+    moments = {name: _moment(entry, name, spec.shape, spec.signed[name], where) for name in held}
     if entry.get(_ERRORS) is not None:
         _check_errors(entry[_ERRORS], spec.shape, f"{where}, {_ERRORS}")
         warnings.warn(
@@ -60,10 +60,6 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     # Only Adam counts steps. For the others, it is enough to know that there was one.
     step = read_step(entry, where) if "exp_avg_sq" in names else 1
     return entry_of(spec, step, moments)
-
-
-def _has(entry: dict[str, Any], name: str) -> bool:
-    return name in entry or name + _CODES in entry
 
 
 def _moment(entry: dict[str, Any], name: str, shape: torch.Size, signed: bool, where: str) -> torch.Tensor:

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from lowtide.checks.values import check_floats, expect, number, read_step
-from lowtide.devices.sharding import local_of
-from lowtide.state.carried import checked
-from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_keys
+from lowtide.checks.values import check_floats, expect, read_step
+from lowtide.state.carried import of_group
+from lowtide.state.entries import NOTHING, Entry, ParamSpec, check_group, check_keys, weights_of
 from lowtide.state.format import ESTIMATE
 
 # Options of prodigyopt that have one value here: that value, and why.
@@ -26,7 +25,6 @@ FIXED = {
     "decouple": (True, "weight decay is decoupled"),
     "slice_p": (1, "s and p - p0 have an element for each weight; state=\"dynamic8\" keeps all state in 4.06 bytes per parameter"),
 }
-_RULE = "prodigy"
 _OPTIONS = (
     "lr", "betas", "beta3", "eps", "weight_decay", "d0", "d_coef", "growth_rate", "use_bias_correction", "safeguard_warmup",
 )  # fmt: skip
@@ -45,9 +43,8 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
 
 
 def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-    expect(rule == _RULE, where, "a group from the package prodigyopt", f"a state_dict of lowtide's {rule!r}")
-    missing = [key for key in (*_OPTIONS, *ESTIMATE) if key not in group]
-    expect(not missing, where, f"no {missing}", "all options of prodigyopt.Prodigy: no other class is read")
+    wanted = "all options of prodigyopt.Prodigy: no other class is read"
+    check_group(group, (*_OPTIONS, *ESTIMATE), wanted, rule, ("prodigy",), "the package prodigyopt", where)
     # Without weight decay its two kinds are one.
     check_fixed(group if group["weight_decay"] else {**group, "decouple": True}, f"{where}: ")
     return {**mine, **{key: value for key, value in group.items() if key not in _OWN}}
@@ -59,14 +56,7 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     check_keys(entry, ["step", "s", "p0", "exp_avg", "exp_avg_sq"], where)
     for name in ("step", "s", "p0", "exp_avg_sq"):
         expect(name in entry, where, f"no {name!r}", "'step', 's', 'p0' and 'exp_avg_sq'")
-    expect(not spec.param.is_meta, where, "weights on meta", "the weights that were saved with this dict: load the model first")
-    whole = type(local_of(spec.param)) is type(spec.param)
-    expect(
-        whole,
-        where,
-        "a DTensor parameter",
-        "a whole one: load before the model is sharded, and carry on by Lowtide's state_dict",
-    )
+    weights = weights_of(spec, where)
     numel = spec.shape.numel()
     check_floats(entry["s"], f"{where}, s", torch.Size([numel]))
     p0 = entry["p0"]
@@ -75,10 +65,7 @@ def read_entry(spec: ParamSpec, entry: dict[str, Any], where: str) -> Entry:
     check_floats(second, f"{where}, exp_avg_sq", spec.shape)
     step = read_step(entry, where)
     expect(step > 0, f"{where}, step", step, "1 or more: there is state")
-    numbers: dict[str, float] = {}
-    for name in ESTIMATE:
-        numbers |= checked({name: number(name, spec.group[name])}, (name,), f"{where}, {name} of its group")
-    weights = spec.param.detach().to("cpu", torch.float32)  # a device may have no room for all of them at once
+    numbers = of_group(spec.group, ESTIMATE, where)
     first = p0.detach().to("cpu", torch.float32)
     moments = {
         "exp_avg": entry.get("exp_avg", torch.zeros_like(second)),

@@ -17,16 +17,8 @@ import torch
 
 from lowtide.checks.values import check_tensor, expect, read_step
 from lowtide.state.entries import (
-    NOTHING,
-    Entry,
-    ParamSpec,
-    Quantized,
-    check_book,
-    check_codes,
-    check_keys,
-    check_scales,
-    entry_of,
-)
+    NOTHING, Entry, ParamSpec, Quantized, check_book, check_codes, check_group, check_keys, check_scales, entry_of,
+)  # fmt: skip
 
 _SUBCLASSES = ("OptimState8bit", "OptimState4bit", "OptimStateFp8")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -39,10 +31,8 @@ def recognizes(state: dict[Any, Any], groups: list[dict[str, Any]]) -> bool:
 
 
 def read_group(rule: str, group: dict[str, Any], mine: dict[str, Any], where: str) -> dict[str, Any]:
-    wanted = f"a state_dict of lowtide's {rule!r}"
-    expect(rule in ("adam", "adamw"), where, "a group from torchao's Adam or AdamW", wanted)
-    missing = [key for key in ("lr", "betas", "eps", "weight_decay") if key not in group]
-    expect(not missing, where, f"no {missing}", "all options of torchao's Adam")
+    options, rules = ("lr", "betas", "eps", "weight_decay"), ("adam", "adamw")
+    check_group(group, options, "all options of torchao's Adam", rule, rules, "torchao's Adam or AdamW", where)
     if "amsgrad" not in mine:
         expect(not group.get("amsgrad"), f"{where}['amsgrad']", "True", "False")
     return {**mine, **{key: value for key, value in group.items() if key in mine or key != "amsgrad"}}
