@@ -24,9 +24,9 @@ void note_switch(Parameter& param) {
 // Memory that the parameters' backend can access: host memory, or a copy on the device.
 class Reached {
  public:
-  Reached(const ParamTable& table, int64_t bytes, void* stream) : device_(table.on.device), stream_(stream) {
-    if (device_)
-      there_ = DeviceBytes(*device_, MemoryKind::kDevice, std::max<int64_t>(bytes, 1));
+  Reached(const ParamTable& table, int64_t bytes, void* stream) : on_(table.on), stream_(stream) {
+    if (on_.device)
+      there_ = DeviceBytes(*on_.device, MemoryKind::kDevice, std::max<int64_t>(bytes, 1));
     else
       here_.resize(static_cast<size_t>(bytes));
   }
@@ -39,26 +39,16 @@ class Reached {
   Reached(const Reached&) = delete;
   Reached& operator=(const Reached&) = delete;
 
-  std::byte* data() { return device_ ? there_.data() : here_.data(); }
-  void copy_in(const void* from, int64_t bytes) {
-    if (device_ && bytes)
-      device_->copy(stream_, data(), from, bytes);
-    else
-      copy_bytes(data(), from, bytes);
-  }
-  void copy_out(void* to, int64_t bytes) {
-    if (device_ && bytes)
-      device_->copy(stream_, to, data(), bytes);
-    else
-      copy_bytes(to, data(), bytes);
-  }
+  std::byte* data() { return on_.device ? there_.data() : here_.data(); }
+  void copy_in(const void* from, int64_t bytes) { on_.copy(data(), from, bytes, stream_); }
+  void copy_out(void* to, int64_t bytes) { on_.copy(to, data(), bytes, stream_); }
   // Waits for all queued work.
   void wait() {
-    if (device_) device_->host_wait(device_->record(stream_));
+    if (on_.device) on_.device->host_wait(on_.device->record(stream_));
   }
 
  private:
-  Device* device_;
+  const Backends& on_;
   void* stream_;
   DeviceBytes there_;
   std::vector<std::byte> here_;

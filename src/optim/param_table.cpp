@@ -74,6 +74,14 @@ void Backends::clear(void* at, int64_t bytes, void* stream) const {
     std::memset(at, 0, static_cast<size_t>(bytes));
 }
 
+void Backends::copy(void* to, const void* from, int64_t bytes, void* stream) const {
+  if (bytes == 0) return;
+  if (device)
+    device->copy(stream, to, from, bytes);
+  else
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
 kernels::NormSums* ParamTable::norm_sums() {
   if (norm_sums_room_ < params.size()) {
     norm_sums_ = on.at_params.norm_sums(static_cast<int64_t>(2 * params.size()));

@@ -24,8 +24,9 @@ struct Backends {
   // 0: one per core. Throws kInvalidArgument.
   void set_threads(int n);
 
-  // Zeroes memory on the parameters' side, ordered on `stream`.
+  // Zero or copy memory on the parameters' side, ordered on `stream`.
   void clear(void* at, int64_t bytes, void* stream) const;
+  void copy(void* to, const void* from, int64_t bytes, void* stream) const;
 
   std::unique_ptr<Backend> host;       // converts state that is brought to host memory
   std::unique_ptr<Backend> elsewhere;  // nullptr: the parameters are in host memory

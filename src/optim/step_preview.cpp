@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "core/buffer.h"
-#include "optim/state_parts.h"
 #include "optim/step_plan.h"
 
 namespace lowtide {
@@ -69,10 +68,7 @@ class StepPlan::StateCopies {
   std::byte* copy(const void* from, int64_t bytes) {
     std::byte* const to = memory_ + used_;
     used_ += round_up(bytes, kAlignment);
-    if (on_.device && bytes)
-      on_.device->copy(stream_, to, from, bytes);
-    else
-      copy_bytes(to, from, bytes);
+    on_.copy(to, from, bytes, stream_);
     return to;
   }
 
