@@ -7,7 +7,7 @@ Sums of squares are exact, so the norm has the same bits however tensors are cut
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -90,14 +90,14 @@ def loss_scaling(engine: Engine, optimizer: torch.optim.Optimizer, capturing: bo
 
 
 class Sums(NamedTuple):
-    """Exact sums over gradients or parts of gradients."""
+    """Exact sums over parameters or parts of them, of squares of gradients or other terms. The order of the parts does not matter."""
 
-    squares: list[int]  # as 32-bit numbers: see `_core.Optimizer.gradient_sums`
-    largest: int  # magnitude as bits of a float
+    limbs: list[int]  # as 32-bit numbers: see `_core.Optimizer.gradient_sums` and `term_sums`
+    worst: int  # of squares: the largest magnitude as bits of a float; of other terms: 1 if one is not finite, else 0
 
     def __add__(self, other: tuple[Any, ...]) -> Sums:
-        squares, largest = other
-        return Sums([a + b for a, b in zip(self.squares, squares, strict=True)], max(self.largest, largest))
+        limbs, worst = other
+        return Sums([a + b for a, b in zip(self.limbs, limbs, strict=True)], max(self.worst, worst))
 
 
 class Clipper:
@@ -107,7 +107,7 @@ class Clipper:
         """waits: steps cannot take a clip that is still being computed."""
         self._engine, self._waits = engine, waits
         self.norm: torch.Tensor | None = None  # the last norm found
-        self.clip: Clip | Queued | None = None  # for the next step
+        self.clip: Clip | Queued | None = None  # for the next step; None: it ignores earlier calls of `clip_grad_norm_`
         self._measured: _core.MeasuredGradients | None = None  # the gradients of this clip; keeps none alive
 
     def require(self, where: str, partitioned: bool) -> None:
@@ -151,10 +151,6 @@ class Clipper:
     ) -> Clip | Queued:  # fmt: skip
         clip, self.norm = self._engine.moving(groups, measure, self._engine, limit, kind, scale, group, loss_scale)
         return clip
-
-    def drop(self) -> None:
-        """Makes the next step ignore `clip_grad_norm_`."""
-        self.clip = None
 
     def clipped(
         self, groups: Sequence[dict[str, Any]], scale: float, bad: bool | None, only: list[int] | None, partitioned: bool,
@@ -232,7 +228,12 @@ def measure(
     expect(not engine.capturing, "clip_grad_norm_", "a call while a graph is captured", alone)
     # A rank with only frozen parameters still takes part, on their device.
     device = first.device if first else local_of(engine.tensors[0]).device if engine.tensors else torch.device("cpu")
-    clip = _measured(engine, max_norm, norm_type, scale, group, device)
+
+    def over_ranks(over: Over, sums: Sums, failed: bool) -> tuple[Sums, bool]:
+        return _sum_over(over, sums, norm_type, failed, device)
+
+    found = summed(engine, group, "these gradients", Sums(_core.limbs_of(0.0), 0), _gradient_sums, over_ranks)
+    clip = Clip(*_core.clip_to(*found, norm_type, max_norm, scale))
     return clip, new_norm(first).copy_(torch.tensor(clip.norm, dtype=torch.float64))
 
 
@@ -241,43 +242,47 @@ def new_norm(place: Place | None) -> torch.Tensor:
     return torch.empty((), dtype=torch.float32, device=place.device if place else None)
 
 
-def _measured(
-    engine: Engine, max_norm: float, norm_type: float, scale: float, group: ProcessGroup | None, device: torch.device
-) -> Clip:
-    """Does `measure` on the host. Communicates with other ranks through tensors on `device`."""
-    total: Sums | None = None
-    failure: BaseException | None = None
-    for sharding, numbers in parts_of(engine, group):
-        found = Sums(_core.limbs_of(0.0), 0)
+Over = Any  # a mesh, a process group, or None
+
+
+def summed(
+    engine: Engine, group: ProcessGroup | None, refused: str, none: Sums, part: Callable[[_core.Optimizer, list[int] | None, int], Sums],
+    over_ranks: Callable[[Over, Sums, bool], tuple[Sums, bool]],
+) -> Sums:  # fmt: skip
+    """Adds up sums over the parameters of all cores and ranks, on the host. Shards count once: those of DTensors over their meshes,
+    those of plain parameters over `group`. If a rank fails, all raise. refused: what it refused, for the errors of the others. none:
+    the sum of nothing. part: the sums of a core's parameters with these numbers (None: all), from a queue. over_ranks: adds those of
+    all ranks of a mesh or group, and tells whether any failed."""
+    total = none
+    failure: Exception | None = None
+    for over, numbers in _parts_of(engine, group):
+        found = none
         if failure is None:
             try:
-                for each in _local_sums(engine, numbers):
-                    found += each
+                for place, core in engine.cores.items():
+                    every = range(len(engine.params)) if numbers is None else numbers
+                    alone = numbers is None and len(engine.cores) == 1
+                    here = None if alone else [i for i in every if engine.params[i].place == place]
+                    found += part(core, here, place.queue())
             except Exception as error:  # whatever it is, other ranks are waiting
                 failure = error
-        over = sharding.spec.mesh if isinstance(sharding, Sharding) else sharding
         if over is not None:
-            found, failed = _sum_over(over, found, norm_type, failure is not None, device)
+            found, failed = over_ranks(over, found, failure is not None)
             if failed and failure is None:
-                failure = ValueError("another rank refused these gradients (its error says why); nothing was changed")
-        total = found if total is None else total + found
+                failure = ValueError(f"another rank refused {refused} (its error says why); nothing was changed")
+        total += found
     if failure is not None:
         raise failure
-    total = total or Sums(_core.limbs_of(0.0), 0)
-    return Clip(*_core.clip_to(*total, norm_type, max_norm, scale))
+    return total
 
 
-_Over = Any  # a mesh, a process group, or None
-
-
-def parts_of(engine: Engine, group: ProcessGroup | None) -> list[tuple[_Over, list[int] | None]]:
+def _parts_of(engine: Engine, group: ProcessGroup | None) -> list[tuple[Over, list[int] | None]]:
     """The parameters whose gradients this rank reads, grouped by the ranks over which their sums are added. The same on all
     ranks. None: all parameters."""
     if not engine.meshes:
         return [(group, None)]
     numbers = range(len(engine.params))
-    plain = [i for i in numbers if engine.params[i].sharding is None]
-    parts: list[tuple[_Over, list[int] | None]] = [(group, plain)]
+    parts: list[tuple[Over, list[int] | None]] = [(group, [i for i in numbers if engine.params[i].sharding is None])]
     for mesh in engine.meshes:
         here = [i for i in numbers if (of := engine.params[i].sharding) and of.spec.mesh == mesh and _counts(of)]
         parts.append((mesh, here))
@@ -290,31 +295,26 @@ def _counts(of: Sharding) -> bool:
     return not any(place.is_replicate() and at for place, at in zip(of.spec.placements, coordinate, strict=True))
 
 
-def _local_sums(engine: Engine, numbers: list[int] | None) -> Iterable[Sums]:
-    """The sums of this process's gradients, device by device. Waits for them."""
-    if numbers is None and len(engine.cores) > 1:
-        numbers = list(range(len(engine.params)))
-    for place, core in engine.cores.items():
-        here = None if numbers is None else [i for i in numbers if engine.params[i].place == place]
-        yield Sums(*core.gradient_sums(here, 0 if place.on_host else place.queue()))
+def _gradient_sums(core: _core.Optimizer, numbers: list[int] | None, queue: int) -> Sums:
+    return Sums(*core.gradient_sums(numbers, queue))
 
 
-def _sum_over(over: _Over, sums: Sums, norm_type: float, failed: bool, device: torch.device) -> tuple[Sums, bool]:
+def _sum_over(over: Over, sums: Sums, norm_type: float, failed: bool, device: torch.device) -> tuple[Sums, bool]:
     """The sums over all ranks of a mesh or group, whose tensors are on `device`, and whether any rank failed."""
     dist = torch.distributed
-    bits = sums.largest
+    bits = sums.worst
     if norm_type == 2.0:
-        values, op = [*sums.squares, int(bits > _INFINITY), int(bits == _INFINITY), int(failed)], dist.ReduceOp.SUM
+        values, op = [*sums.limbs, int(bits > _INFINITY), int(bits == _INFINITY), int(failed)], dist.ReduceOp.SUM
     else:
         values, op = [bits, int(failed)], dist.ReduceOp.MAX
     found = all_reduced(over, values, op, device)
     if norm_type == 2.0:
-        *squares, nans, infinities, failures = found
-        return Sums(squares, _NAN if nans else _INFINITY if infinities else 0), bool(failures)
-    return Sums(sums.squares, found[0]), bool(found[1])
+        *limbs, nans, infinities, failures = found
+        return Sums(limbs, _NAN if nans else _INFINITY if infinities else 0), bool(failures)
+    return Sums(sums.limbs, found[0]), bool(found[1])
 
 
-def all_reduced(over: _Over, values: list[int], op: Any, device: torch.device) -> list[int]:
+def all_reduced(over: Over, values: list[int], op: Any, device: torch.device) -> list[int]:
     """The values reduced over all ranks of a mesh or group, whose tensors are on `device`."""
     if hasattr(over, "get_group"):
         device, groups = torch.device(over.device_type), [over.get_group(dim) for dim in range(over.ndim) if over.size(dim) > 1]

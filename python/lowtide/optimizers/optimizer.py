@@ -139,9 +139,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
 
     def _cycled(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """Removes options from `defaults` that schedulers must not find. Groups still get them."""
-        self._beside = {}
-        for name in self.NOT_CYCLED:
-            self._beside[name] = defaults.pop(name)
+        self._beside = {name: defaults.pop(name) for name in self.NOT_CYCLED}
         return defaults
 
     @property
@@ -355,8 +353,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self.engine.on_host:
-            self._log_moves()
+        if not self.engine.on_host and logger.isEnabledFor(logging.INFO) and not self.engine.capturing:
+            self._residency.look(self.engine.core.report())  # reading moves of state commits the last step, as the next step would
         taken = False
         try:
             if self.param_groups is not self._listed and partitions.are_part(self.engine, self.param_groups, self._groups):
@@ -472,11 +470,6 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         engine.count(steps=-last)
         return found
 
-    def _log_moves(self) -> None:
-        """Logs moves of state. Reading them commits the last step, as the next step would."""
-        if logger.isEnabledFor(logging.INFO) and not self.engine.capturing:
-            self._residency.look(self.engine.core.report())
-
     def _check_capture(self) -> None:
         """Raises ValueError for a step that would query the device during the capture of a graph, which breaks the capture."""
         cores = self.engine.core
@@ -590,7 +583,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         if self.engine.capturing:
             expect(not error_if_nonfinite, "clip_grad_norm_: error_if_nonfinite", True, "False while a graph is captured")
             self._check_capture()
-        self._clipper.drop()
+        self._clipper.clip = None
         self._push_options()
         return self._clipper.ask(self.param_groups, limit, kind, error_if_nonfinite, process_group)
 
@@ -742,7 +735,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         except (TypeError, ValueError, NotImplementedError):  # placeholders until a step
             pass
         super().zero_grad(set_to_none)
-        self._clipper.drop()
+        self._clipper.clip = None
         self.engine.drop_gradients()
 
     @overload

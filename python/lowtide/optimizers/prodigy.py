@@ -7,15 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from lowtide._core import QueuedClip
+from lowtide import _core
 from lowtide.checks.values import expect
+from lowtide.devices.flattened import first_flattened
+from lowtide.devices.sharding import local_of
+from lowtide.engine.engine import Engine
 from lowtide.engine.family import Family
-from lowtide.optimizers.clipping import LossScaling
-from lowtide.optimizers.estimate import sums_of_all
+from lowtide.optimizers.clipping import LossScaling, Over, Sums, all_reduced, summed
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.registry import steps
 from lowtide.options.hyper import group_key
@@ -51,6 +54,31 @@ class ProdigyFamily(Family):
                 got, wanted = (each.get(name, groups[0].get(name)) for each in (group, groups[0]))
                 got, wanted = (tuple(map(float, each)) if isinstance(each, (tuple, list)) else each for each in (got, wanted))
                 expect(got == wanted, f"parameter group {number}: {name}", got, f"{wanted} as in group 0: one d serves all groups")
+
+
+def _sums_of_all(engine: Engine, options: Mapping[str, Any], scale: float) -> tuple[list[int], bool] | None:
+    """The sums over all parameters, of all devices and ranks, for a step of gradients times `scale`, and whether they are finite; None:
+    the core's own step finds them. With DTensors every rank calls it. options: of any group."""
+    if (flattened := first_flattened(engine.tensors)) is not None:
+        wanted = "FSDP2 (fully_shard), or whole parameters: their sums over ranks are unknown here"
+        raise ValueError(f"step: got parameter {flattened} of FSDP1 for {engine.family.name}, wanted {wanted}")
+    if not engine.meshes and len(engine.cores) == 1:
+        return None
+    shared = estimate_of(engine, options)  # cores that were made since the last step lack it
+    for i in {param.place: i for i, param in enumerate(engine.params)}.values():  # one of each core shares it with the others
+        engine.core_of(i).set_carried(i, shared)
+    device = local_of(engine.tensors[0]).device if engine.tensors else torch.device("cpu")
+
+    def terms(core: _core.Optimizer, numbers: list[int] | None, queue: int) -> Sums:
+        limbs, finite = core.term_sums(scale, numbers, queue)
+        return Sums(limbs, int(not finite))
+
+    def over_ranks(over: Over, found: Sums, failed: bool) -> tuple[Sums, bool]:
+        *limbs, bad, any_failed = all_reduced(over, [*found.limbs, found.worst, int(failed)], torch.distributed.ReduceOp.SUM, device)
+        return Sums(limbs, min(bad, 1)), bool(any_failed)
+
+    found = summed(engine, None, "this step", Sums([0] * _core.TERM_SUM_LIMBS, 0), terms, over_ranks)
+    return found.limbs, not found.worst
 
 
 @steps("prodigy")
@@ -125,15 +153,15 @@ class Prodigy(Optimizer):
         self._show_estimate()
 
     def _step_core(
-        self, scale: float, known_finite: bool, only: list[int] | None, clip: QueuedClip | None = None,
+        self, scale: float, known_finite: bool, only: list[int] | None, clip: _core.QueuedClip | None = None,
         words: LossScaling | None = None,
     ) -> int:  # fmt: skip
         expect(only is None, "step", "some of the parameters", "all of them in one step: d needs all gradients")
         self.engine.family.check_groups(self.param_groups)
         engine = self.engine
-        queue, free = (0, -1) if engine.on_host else (engine.queue(), engine.room())
         try:
-            return engine.core.step(scale, known_finite, queue, free, sums=sums_of_all(engine, self.param_groups[0], scale))
+            sums = _sums_of_all(engine, self.param_groups[0], scale)
+            return engine.core.step(scale, known_finite, engine.queue(), engine.room(), sums=sums)
         finally:  # also after a disk error in a step that was taken
             self._show_estimate()
 
