@@ -503,8 +503,6 @@ class Engine:
     def _foreign_gradients(self) -> list[int]:
         """The foreign parameters that have a gradient now, by number."""
         with torch._C.DisableTorchFunctionSubclass():  # attribute reads are slow in subclasses of Tensor
-            if not [param for param in self.foreign.values() if param.grad is not None]:
-                return []
             return [i for i, param in self.foreign.items() if param.grad is not None]
 
     def options_of(self, groups: Sequence[dict[str, Any]]) -> dict[int, Mapping[str, Any]]:

@@ -170,7 +170,7 @@ def _loads(family: Family, groups: Sequence[CoreGroup], params: Sequence[Param],
         if key not in bytes_of:
             sizes = sizes_of(groups, params, {i})
             bytes_of[key] = forecast(family.core_rule, Budget(2**62), sizes)[0].direct_bytes
-        loads.append(Load(i, bytes_of[key], local.numel() * local.element_size()))
+        loads.append(Load(i, bytes_of[key], local.nbytes))
     return loads
 
 

@@ -78,18 +78,15 @@ class InBackward(ABC):
         for number, ref in self._unhooked:
             param = ref()
             if param is not None and param.requires_grad:
-                hook = param.register_post_accumulate_grad_hook(self._call(number))  # type: ignore[no-untyped-call]
-                self._handles.append(hook)
+                came = partial(self._came, number)
+                self._handles.append(param.register_post_accumulate_grad_hook(came))  # type: ignore[no-untyped-call]
             elif param is not None:
                 waiting.append((number, ref))
         self._unhooked = waiting
 
-    def _call(self, number: int) -> Callable[[torch.Tensor], None]:
-        def call(param: torch.Tensor) -> None:
-            if (engine := self._of()) is not None:
-                self.arrived(engine, number, param)
-
-        return call
+    def _came(self, number: int, param: torch.Tensor) -> None:
+        if (engine := self._of()) is not None:
+            self.arrived(engine, number, param)
 
 
 def _remove(handles: list[Any]) -> None:
@@ -143,10 +140,10 @@ class PrefetchInBackward(InBackward):
             of.seen.clear()
             if of.passes == of.usual:
                 here = (each.tensor for each in engine.params if each.place == place)
-                of.to_come = _bytes(param) + sum(_bytes(p) for p in here if p.requires_grad and p.grad is None)
+                of.to_come = param.nbytes + sum(p.nbytes for p in here if p.requires_grad and p.grad is None)
         of.seen.add(number)
-        of.to_come -= _bytes(param)
-        of.since += _bytes(param)
+        of.to_come -= param.nbytes
+        of.since += param.nbytes
         if of.passes != of.usual or of.since < _ASK_AFTER or place.capturing():
             return
         of.since = 0
@@ -276,12 +273,12 @@ class StepInBackward(InBackward):
             _expect_alone(engine, self.option, "stepped")
             if self._watches:
                 trained = [i for i, each in enumerate(engine.tensors) if each.requires_grad]
-                self._smallest = min(trained, key=lambda i: _bytes(engine.tensors[i]))
+                self._smallest = min(trained, key=lambda i: engine.tensors[i].nbytes)
         if not bucket.numbers:
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._flush, bucket))
         self._stepped.add(number)
         bucket.numbers.append(number)
-        bucket.size += _bytes(param.grad)
+        bucket.size += param.grad.nbytes
         if bucket.size >= self._bucket_bytes:
             self._flush(bucket)
 
@@ -299,7 +296,7 @@ class StepInBackward(InBackward):
         for number in bucket.numbers:
             param = engine.tensors[number]
             grad, param.grad = param.grad, None
-            if self._watches and number == self._smallest and grad is not None and _bytes(param) <= _WITNESS_MOST:
+            if self._watches and number == self._smallest and grad is not None and param.nbytes <= _WITNESS_MOST:
                 param.grad = torch.full_like(grad, _WITNESS_DTENSOR if sharding.is_dtensor(grad) else 0.0)
                 self._witness = (param.grad, param.grad._version)
         bucket.clear()
@@ -382,7 +379,3 @@ def in_backward(
     if prefetch is not False:
         return PrefetchInBackward(engine, None if prefetch is True else size_of("prefetch_in_backward", prefetch))
     return None
-
-
-def _bytes(param: torch.Tensor) -> int:
-    return param.numel() * param.element_size()

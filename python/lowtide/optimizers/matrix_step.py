@@ -104,7 +104,7 @@ class MatrixStep:
             return {}
         found = {i: torch.empty(self._local(i).shape, dtype=torch.float32, device=self._memory(i)) for i in numbers}
         addresses = [found[i].data_ptr() if i in found else 0 for i in range(len(engine.params))]
-        engine.core.step(self._scale, True, *self._queue(), numbers, addresses)
+        engine.core.step(self._scale, True, engine.queue(), engine.room(), numbers, addresses)
         for i, direction in found.items():
             if momentum := self._matrices[i].pushed["momentum"]:
                 direction.mul_(1 - momentum)  # the core gives d / (1 − μ)
@@ -113,20 +113,16 @@ class MatrixStep:
 
     def _commit(self, numbers: list[int], updates: Mapping[int, Tensor], moments: Mapping[int, Tensor]) -> None:
         """Steps these parameters and their state; `updates` move matrices, and `moments` are their next row moments, which others lose."""
-        moves, held = [], []
+        engine, moves, held = self._engine, [], []
         for i, update in updates.items():
-            shape, options = self._engine.tensors[i].shape, self._matrices[i].options_of(self._groups)
+            shape, options = engine.tensors[i].shape, self._options(i)
             held.append(update.to(self._memory(i)).contiguous())  # until the call returns
             moves.append((i, held[-1].data_ptr(), ratio(options["adjust_lr_fn"], shape[-2], shape[-1])))
-            self._engine.moments.begin(i, self._count(i) + 1, moments.get(i))
+            engine.moments.begin(i, self._count(i) + 1, moments.get(i))
         if numbers or not self._matrices:
-            self._engine.core.step(self._scale, True, *self._queue(), numbers, updates=moves)
+            engine.core.step(self._scale, True, engine.queue(), engine.room(), numbers, updates=moves)
         for i in updates:
-            self._engine.row_moment(i)  # which now are these
-
-    def _queue(self) -> tuple[int, int]:
-        engine = self._engine
-        return (0, -1) if engine.on_host else (engine.queue(), engine.room())
+            engine.row_moment(i)  # which now are these
 
     def _local(self, number: int) -> Tensor:
         param = self._engine.params[number]

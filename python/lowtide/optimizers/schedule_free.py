@@ -77,8 +77,7 @@ class AdamWScheduleFree(Optimizer):
         engine = self.engine
         with engine.lock:
             self._push_options()
-            queue = 0 if engine.on_host else engine.queue()
-            engine.moving(self.param_groups, lambda: engine.core.set_evaluating(not training, queue))
+            engine.moving(self.param_groups, lambda: engine.core.set_evaluating(not training, engine.queue()))
             for group in self.param_groups:
                 group[MODE] = training
 

@@ -24,11 +24,6 @@ REFUSED = {
 }
 # Options of a parameter group that are fixed when it is added, by the core's list.
 FIXED = tuple(name for name, _, fixed in _core.group_options() if fixed)
-# Options of the whole optimizer, which a parameter group cannot set.
-WHOLE_OPTIMIZER = (
-    "nonfinite", "seed", "amp_scaling", "max_grad_norm", "max_grad_spike", "cpu_target", "arithmetic", "prefetch_in_backward",
-    "step_in_backward", "offload_in_backward",
-)  # fmt: skip
 # Options that need the norm of all gradients before the step.
 BY_NORM = ("max_grad_norm", "max_grad_spike")
 # Options that are accepted without effect.
@@ -61,6 +56,8 @@ DEFAULTS = {name: default for name, (default, _, _) in OPTIONS.items()}
 AUTO = DEFAULTS["master"]  # the rule decides (`Family.core_options`); C and C++ have no master by default
 # The options of a parameter group, by the core's list.
 GROUP_OPTIONS = {name: DEFAULTS[name] for name, _, _ in _core.group_options()}
+# Options of the whole optimizer, which a parameter group cannot set.
+WHOLE_OPTIMIZER = tuple(name for name in OPTIONS if name not in ("memory", "maximize", *GROUP_OPTIONS, *IGNORED))
 # Arguments of other libraries, and their equivalents here.
 _ELSEWHERE = {
     "optim_bits": 'state="dynamic8" for 8 bits, state="fp32" for 32',

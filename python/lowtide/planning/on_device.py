@@ -162,7 +162,7 @@ class _Prediction:
             read, write = number("rates: read", self._rates.read), number("rates: write", self._rates.write)
             found = forecast(self._family.core_rule, budget, sizes, read, write)[0]
             tensors = [self._params[i].tensor for i in here]
-            weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            weights = sum(tensor.nbytes for tensor in tensors)
             return {
                 "state_bytes": found.state_bytes + moments, "problem": found.problem, "host_params": len(here), "device_bytes": moments,
                 "host_elements": sum(tensor.numel() for tensor in tensors), "host_bytes": found.host_bytes,

@@ -147,7 +147,7 @@ def _model(given: Any, weights: str | torch.dtype) -> tuple[Model, str, int]:
 
         layout = (lambda size, device: planned_layout(given, size, device)) if lists else None
         what = Model(type(given).__name__, [tuple(param.shape) for param in trained], decoder, why, any(type_named(param.dtype) not in types for param in given.parameters()), layout)
-        frozen = sum(param.numel() * param.element_size() for param in given.parameters() if not param.requires_grad)
+        frozen = sum(param.nbytes for param in given.parameters() if not param.requires_grad)
         return what, types.pop(), frozen
     short = type_named(weights)
     if short not in TYPES:

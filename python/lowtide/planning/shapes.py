@@ -37,8 +37,9 @@ class ShapedParam(NamedTuple):
     def numel(self) -> int:
         return math.prod(self.shape)
 
-    def element_size(self) -> int:
-        return self.dtype.itemsize
+    @property
+    def nbytes(self) -> int:
+        return self.numel() * self.dtype.itemsize
 
 
 def groups_of(

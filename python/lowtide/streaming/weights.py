@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -47,10 +47,7 @@ class StreamingReport(TypedDict):
 
 
 def no_bytes() -> StreamingReport:
-    return StreamingReport(
-        weight_bytes=0, memory_bytes=0, read_bytes=0, written_bytes=0, planned_read_bytes=0, planned_written_bytes=0,
-        device_bytes=0, to_device_bytes=0, to_host_bytes=0,
-    )  # fmt: skip
+    return cast("StreamingReport", dict.fromkeys(StreamingReport.__annotations__, 0))
 
 
 def check_separate(model: nn.Module) -> None:
@@ -129,7 +126,7 @@ class StreamedWeights:
             self.flush = steps.flush
         for number, unit in enumerate(self.units):
             module = model.get_submodule(unit.name)
-            self._handles.append(module.register_forward_pre_hook(partial(_before, me, number), prepend=True))
+            self._handles.append(module.register_forward_pre_hook(partial(_turn, me, number), prepend=True))
             self._handles.append(module.register_forward_hook(partial(_after, me, number), prepend=True))
 
     def turn(self, number: int, stepping: bool = False) -> None:
@@ -253,8 +250,8 @@ class StreamedWeights:
             raise self._failure from None
 
 
-def _before(of: weakref.ref[StreamedWeights], number: int, module: nn.Module, args: Any) -> None:
-    del module, args
+def _turn(of: weakref.ref[StreamedWeights], number: int, *_: Any) -> None:
+    """A hook: of a module before forward, or of a tensor in backward."""
     if (weights := of()) is not None:
         weights.turn(number)
 
@@ -264,7 +261,7 @@ def _after(of: weakref.ref[StreamedWeights], number: int, module: nn.Module, arg
     del module, args
     for value in pytree.tree_leaves(output):
         if isinstance(value, torch.Tensor) and value.requires_grad:
-            value.register_hook(partial(_backward, of, number))  # type: ignore[no-untyped-call]
+            value.register_hook(partial(_turn, of, number))  # type: ignore[no-untyped-call]
 
 
 def _parts(of: weakref.ref[StreamedWeights], tensors: list[torch.Tensor], stepped: list[int], whole: bool) -> Iterable[list[int]]:
@@ -284,12 +281,6 @@ def _is_dense(param: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
-
-
-def _backward(of: weakref.ref[StreamedWeights], number: int, gradient: torch.Tensor) -> None:
-    del gradient
-    if (weights := of()) is not None:
-        weights.turn(number)
 
 
 class Placed(NamedTuple):
