@@ -14,11 +14,9 @@ endif()
 
 nanobind_add_module(
   _core BACKEND_MODULE nanobind_backend NB_SUPPRESS_WARNINGS NOMINSIZE
-  python/checkpoint_binding.cpp
   python/collective_binding.cpp
   python/core_module.cpp
   python/error_binding.cpp
-  python/gradient_signs_binding.cpp
   python/mapped_file_binding.cpp
   python/measured_gradients.cpp
   python/optimizer_binding.cpp

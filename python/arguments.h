@@ -38,7 +38,6 @@ LT_PYTHON_TYPE(FieldDict, dict, "dict[str, typing.Any]");
 LT_PYTHON_TYPE(HyperDict, dict, "dict[str, float | bool]");
 LT_PYTHON_TYPE(OptionDict, dict, "dict[str, str | int | None]");
 LT_PYTHON_TYPE(NumberDict, dict, "dict[str, float]");
-LT_PYTHON_TYPE(HyperValue, object, "float | bool");
 LT_PYTHON_TYPE(OptionValue, object, "str | int | None");
 LT_PYTHON_TYPE(Report, dict, "typing.Any");  // lowtide.report.fields.CoreReport, which this module cannot import
 LT_PYTHON_TYPE(Allocate, object, "collections.abc.Callable[[int], int]");
@@ -140,14 +139,13 @@ inline std::optional<WholeParam> whole_from(const GivenWhole& given) {
 
 // -- The parts of the module lowtide._core, each in x_binding.cpp.
 
-void bind_checkpoint(nanobind::module_& m);      // the contents of a checkpoint file in numbers
-void bind_collective(nanobind::module_& m);      // the collective over two Python functions
-void bind_gradient_signs(nanobind::module_& m);  // converts gradients to bits and back
-void bind_mapped_file(nanobind::module_& m);     // weights in a file, as memory
-void bind_optimizer(nanobind::module_& m);       // the class Optimizer; saving and loading several
-void bind_planning(nanobind::module_& m);        // planning and measured rates
-void bind_sign(nanobind::module_& m);            // signs as bits
-void bind_spec(nanobind::module_& m);            // questions about groups, parameters and codecs that need no optimizer
+void bind_collective(nanobind::module_& m);   // the collective over two Python functions
+void bind_mapped_file(nanobind::module_& m);  // weights in a file, as memory
+void bind_measured(nanobind::module_& m);     // gradients whose norm was measured
+void bind_optimizer(nanobind::module_& m);    // the class Optimizer; saving and loading several
+void bind_planning(nanobind::module_& m);     // planning and measured rates
+void bind_sign(nanobind::module_& m);         // signs as bits: of arrays and of gradients
+void bind_spec(nanobind::module_& m);         // questions about groups, parameters and codecs that need no optimizer
 
 // Translates the core's errors to Python exceptions. An OSError has `complete`: true if everything but the write to
 // disk was done. Errors of a collective have `cause`: "disagreement", "digest", "damage" or "rank failed".

@@ -7,7 +7,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -16,9 +15,11 @@
 #include "backend/gradient_limit.h"
 #include "backend/plugin.h"
 #include "backend/registry.h"
+#include "core/env.h"
 #include "core/sizes.h"
 #include "lowtide/backends.h"
 #include "optim/carried.h"
+#include "optim/checkpoint.h"
 #include "optim/gradient_norm.h"
 #include "py_optimizer.h"
 #include "tensor_reader.h"
@@ -42,6 +43,38 @@ void add_plugin_folders() {
     } catch (const nb::python_error&) {  // from a foreign finder in sys.meta_path
     }
   }
+}
+
+FieldDict describe_checkpoint(const std::string& path) {
+  const lowtide::CheckpointFile file(lowtide::system_env(), path);
+  const lowtide::Checkpoint& held = file.contents();
+  FieldDict out;
+  nb::dict states;
+  int64_t elements = 0, fewest = held.params.empty() ? 0 : held.params.front().steps, most = 0;
+  for (const lowtide::CheckpointParam& param : held.params) {
+    int64_t numel = 1, bytes = 0;
+    for (const int64_t size : param.sizes) numel *= size;
+    for (const lowtide::CheckpointState& state : param.states) bytes += state.code_bytes + state.scale_bytes;
+    const char* const codec = param.states.empty() ? "none" : param.codec.c_str();
+    nb::dict entry = states.contains(codec) ? nb::cast<nb::dict>(states[codec]) : nb::dict();
+    const auto add = [&](const char* key, int64_t n) {
+      entry[key] = n + (entry.contains(key) ? nb::cast<int64_t>(entry[key]) : 0);
+    };
+    add("params", 1);
+    add("bytes", bytes);
+    states[codec] = entry;
+    elements += numel;
+    fewest = std::min(fewest, param.steps);
+    most = std::max(most, param.steps);
+  }
+  out["rule"] = held.rule;
+  out["metadata"] = held.metadata;
+  out["params"] = held.params.size();
+  out["elements"] = elements;
+  out["states"] = states;
+  out["fewest_steps"] = fewest;
+  out["most_steps"] = most;
+  return out;
 }
 
 }  // namespace
@@ -80,16 +113,7 @@ NB_MODULE(_core, m) {
       },
       "a"_a, "b"_a, nb::sig("def same_objects(a: list[Any], b: list[Any]) -> bool"),
       "Whether two lists have the very same objects in the same order.");
-  m.def(
-      "limbs_of",
-      [](double square) {
-        lowtide::ExactSum sum;
-        int exponent = 0;
-        const double fraction = std::frexp(square, &exponent);
-        sum.add_count(static_cast<uint64_t>(std::ldexp(fraction, 53)), exponent - 53);
-        return sum.limbs();
-      },
-      "square"_a, "A number of 0 or more, from 2^-300 to 2^300, as `Optimizer.gradient_sums` has sums.");
+  m.attr("SQUARE_SUM_LIMBS") = lowtide::ExactSum::kLimbs;
   m.def(
       "clip_to",
       [](const lowtide::ExactSum::Limbs& squares, int64_t largest, double norm_type, double max_norm, double factor) {
@@ -103,6 +127,10 @@ NB_MODULE(_core, m) {
       "The norm of gradients times `factor`, by their sums (`Optimizer.gradient_sums`); the factor that clips them, "
       "and the norm that it leaves.");
   m.def("checkpoint_metadata", &lowtide::checkpoint_metadata, "path"_a);
+  m.def(
+      "describe_checkpoint", &describe_checkpoint, "path"_a,
+      R"({"rule", "metadata", "params", "elements", "states": {format: {"params", "bytes"}}, "fewest_steps", "most_steps"}.
+Parameters that have no state yet count under the format "none". ValueError, OSError.)");
   m.def("parse_bytes", &lowtide::parse_bytes, "text"_a, "\"2GiB\" as 2147483648.");
   m.def("format_bytes", &lowtide::format_bytes, "bytes"_a, "1610612736 as \"1.50 GiB\".");
   m.def(
@@ -137,7 +165,6 @@ NB_MODULE(_core, m) {
       "name"_a, "The least and the largest value of a number that a rule carries beside states.");
   m.attr("OVERFLOW") = PyOptimizer::kOverflow;
   m.attr("TERM_SUM_LIMBS") = lowtide::TermSums::kLimbs;
-  m.attr("NO_MU_PRODUCT") = lowtide::kNoMuProduct;  // a product at or below it is not multiplied further
   m.def(
       "carried_as_now",
       [](const std::string& rule, const HyperDict& hyper, int64_t steps) {
@@ -149,11 +176,10 @@ NB_MODULE(_core, m) {
       "rule"_a, "hyper"_a, "steps"_a, "What the rule carries beside states after so many steps with these options.");
   m.attr("GRADIENT_LIMIT") = lowtide::kGradientLimit;  // a step treats smaller magnitudes as finite
   bind_planning(m);
-  bind_checkpoint(m);
   bind_collective(m);
   bind_sign(m);
-  bind_gradient_signs(m);
   bind_spec(m);
   bind_mapped_file(m);
+  bind_measured(m);
   bind_optimizer(m);
 }

@@ -9,7 +9,6 @@
 
 #include "arguments.h"
 #include "backend/gradient_reader.h"
-#include "measured_gradients.h"
 #include "optim/joint_checkpoint.h"
 #include "py_optimizer.h"
 
@@ -46,19 +45,11 @@ void bind_optimizer(nb::module_& m) {
             return std::tuple(found.norm, found.factor, found.clipped);
           },
           kReleased, "As `clip_to`.");
-  nb::class_<MeasuredGradients>(m, "MeasuredGradients",
-                                "The gradients of these parameters as they are now. Keeps none of them alive.")
-      .def(nb::init<const nb::list&>(), "params"_a, nb::sig("def __init__(self, params: list[Any]) -> None"))
-      .def(
-          "among", &MeasuredGradients::among, "params"_a, nb::sig("def among(self, params: list[Any]) -> str"),
-          R"("same": these parameters have those gradients, unchanged in place as far as torch's versions tell; "changed":
-those tensors, changed; "replaced": none of them; "mixed": some of them.)");
   nb::class_<SaveHandle>(m, "SaveHandle", "A save that runs beside steps.")
       .def("done", &SaveHandle::done)
       .def("wait", &SaveHandle::wait, "seconds"_a, kReleased,
            "Whether it was done within so many seconds (below 0: for good). Raises what has made it fail.")
-      .def("copied_bytes", &SaveHandle::copied_bytes)
-      .def("most_kept_bytes", &SaveHandle::most_kept_bytes);
+      .def("copied_bytes", &SaveHandle::copied_bytes);
   nb::class_<PyOptimizer>(
       m, "Optimizer", nb::type_slots(kSlots),
       "lowtide::Optimizer and the parameters' tensors. Bad values raise ValueError and change nothing.")

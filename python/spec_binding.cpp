@@ -32,32 +32,20 @@ void check_group(const std::string& rule, const HyperDict& hyper, const OptionDi
   check_change(group, hyper_from(group.hyper, hyper), !codecs.empty(), in_codec);
 }
 
-// A line of lowtide/hyper.def, for one rule or in general.
-struct HyperParameter {
-  std::string name;
-  HyperValue value;
-  bool flag;
-  std::string range;
-  std::vector<std::string> rules;
-};
-
-// True if the rule itself lists it; all rules read hyper-parameters that no rule lists.
-bool reads(const std::string& rule, const std::string& name) {
-  for (const RuleHyper& one : rule_info(find_rule(rule)).hyper)
-    if (name == one.name) return true;
-  return false;
+// True if the rule itself lists it.
+bool lists(const std::string& rule, const std::string& name) {
+  return std::ranges::any_of(rule_info(find_rule(rule)).hyper, [&](const RuleHyper& one) { return name == one.name; });
 }
 
-std::vector<HyperParameter> hyper_parameters(const std::string& rule) {
-  Hyper defaults = rule.empty() ? Hyper{} : default_hyper(rule);
-  std::vector<HyperParameter> all;
-  for_each_hyper(defaults, [&](const std::string& name, auto& value) {
-    HyperParameter one{name, nb::cast(value), std::is_same_v<decltype(value), bool&>, range_of(name), {}};
-    for (const std::string& each : rule_names())
-      if (reads(each, name)) one.rules.push_back(each);
-    if (one.rules.empty()) one.rules = rule_names();
-    const bool wanted = rule.empty() || std::find(one.rules.begin(), one.rules.end(), rule) != one.rules.end();
-    if (wanted) all.push_back(std::move(one));
+// The names in lowtide/hyper.def, and whether each is a flag; with a rule, those that it reads: all rules read
+// hyper-parameters that no rule lists.
+std::vector<std::pair<std::string, bool>> hyper_parameters(const std::string& rule) {
+  const Hyper defaults;
+  std::vector<std::pair<std::string, bool>> all;
+  for_each_hyper(defaults, [&](const std::string& name, const auto& value) {
+    const bool read = rule.empty() || lists(rule, name) ||
+                      std::ranges::none_of(rule_names(), [&](const std::string& each) { return lists(each, name); });
+    if (read) all.emplace_back(name, std::is_same_v<decltype(value), const bool&>);
   });
   return all;
 }
@@ -78,10 +66,8 @@ LT_PYTHON_TYPE(Shape, tuple, "tuple[int, ...]");
 
 // The state of a parameter, as Optimizer::state() returns it.
 struct StateLayout {
-  std::string rule, codec;
-  std::vector<std::pair<std::string, bool>> states;
+  std::string codec;
   std::vector<std::tuple<std::string, std::string, Shape>> tensors;
-  int64_t bytes;
 };
 
 StateLayout state_layout(const std::string& rule, const HyperDict& hyper, const OptionDict& options,
@@ -89,10 +75,9 @@ StateLayout state_layout(const std::string& rule, const HyperDict& hyper, const 
                          bool fullest) {
   const ParamSpec spec = make_spec(spec_from(rule, hyper, options), sizes, dtype_named(dtype), whole_from(whole));
   const int of_rule = fullest ? spec.fullest_rule() : spec.rule;
-  StateLayout out{rule_info(spec.rule).name, codec_info(spec.codec).name, {}, {}, spec.bytes(of_rule)};
+  StateLayout out{codec_info(spec.codec).name, {}};
   for (int k = 0; k < spec.arrays(of_rule); ++k) {
     const StateView view = spec.view(of_rule, k);
-    if (k < spec.states(of_rule)) out.states.emplace_back(view.name, spec.is_signed(of_rule, k));
     const nb::tuple code_sizes(nb::cast(ParamBinding::code_sizes(sizes, view)));
     out.tensors.emplace_back(view.name, ParamBinding::code_type(view), code_sizes);
     if (view.scales_per_row)
@@ -145,27 +130,15 @@ void convert(bool encodes, CodecItem item, float* values, void* codes, float* sc
 }  // namespace
 
 void bind_spec(nb::module_& m) {
-  nb::class_<HyperParameter>(m, "HyperParameter", R"(One line of the core's table, for one rule or in general.
-
-default: the rule's. flag: a bool. range: in words; "" for flags. rules: those that read it.)")
-      .def_ro("name", &HyperParameter::name)
-      .def_ro("default", &HyperParameter::value)
-      .def_ro("flag", &HyperParameter::flag)
-      .def_ro("range", &HyperParameter::range)
-      .def_ro("rules", &HyperParameter::rules);
   m.def("hyper_parameters", &hyper_parameters, "rule"_a = "",
-        "All; with a rule, those that it reads, with its defaults.");
+        "The names of all, or of those that a rule reads, and whether each is a flag.");
   m.def("group_options", &group_options,
         "The options of a group but for its budget: name, default, and whether it is fixed when the group is added.");
   nb::class_<StateLayout>(m, "StateLayout", R"(The state of a parameter.
 
-rule: that steps it, of the catalog. states: name, and whether it takes both signs. tensors: key, dtype and shape, as
-`Optimizer.state` has them but for "step". bytes: of codes and scales.)")
-      .def_ro("rule", &StateLayout::rule)
+tensors: key, dtype and shape, as `Optimizer.state` has them but for "step".)")
       .def_ro("codec", &StateLayout::codec)
-      .def_ro("states", &StateLayout::states)
-      .def_ro("tensors", &StateLayout::tensors)
-      .def_ro("bytes", &StateLayout::bytes);
+      .def_ro("tensors", &StateLayout::tensors);
   m.def(
       "check_group", &check_group, "rule"_a, "hyper"_a, "options"_a, "present"_a = nb::none(),
       "codecs"_a = std::vector<std::string>(),

@@ -12,7 +12,6 @@
 
 namespace lowtide {
 namespace {
-#include "portable/portable.h"
 
 // where: for the error.
 void check_carried(int number_of_rule, const Carried& numbers, const std::string& where) {
@@ -27,8 +26,6 @@ void check_carried(int number_of_rule, const Carried& numbers, const std::string
 }
 
 }  // namespace
-
-const double kNoMuProduct = NadamBase::kNoProduct;
 
 Carried next_carried(int rule, const Hyper& hyper, int64_t t, const Carried& before, const double (&sums)[2]) {
   Carried out;

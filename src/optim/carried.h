@@ -15,9 +15,6 @@
 
 namespace lowtide {
 
-// A product of mu stays unchanged once it is this small.
-extern const double kNoMuProduct;
-
 // The number of a rule's carried numbers.
 inline int carried_count(int rule) { return static_cast<int>(rule_info(rule).carried_names.size()); }
 

@@ -11,7 +11,6 @@ namespace lowtide {
 namespace {
 
 enum Range { kZeroOrMore, kBelowOne, kPositive, kOneOrMore, kFinite, kFlag };
-constexpr const char* kRanges[] = {"0 or more", "0 <= x < 1", "above 0", "1 or more, or infinity", "finite", ""};
 
 bool fits_float(double value) { return std::isfinite(static_cast<float>(value)); }
 
@@ -41,14 +40,6 @@ void check_range(const char* name, double value, Range range) {
 }
 
 }  // namespace
-
-const char* range_of(const std::string& hyper_parameter) {
-#define LT_HYPER(type, name, value, range) \
-  if (hyper_parameter == #name) return kRanges[range];
-#include "lowtide/hyper.def"
-#undef LT_HYPER
-  return "";
-}
 
 Hyper default_hyper(const std::string& rule) {
   Hyper hyper;

@@ -14,9 +14,6 @@ void for_each_hyper(H& hyper, Fn&& field) {
 #undef LT_HYPER
 }
 
-// The range of a value in words, such as "0 or more"; "" for flags.
-const char* range_of(const std::string& hyper_parameter);
-
 // Throws kInvalidArgument, naming the value and what was wanted. rule: one that users can name.
 void check_hyper(int rule, const Hyper& hyper);
 // The input of RuleInfo::make_args, which computes the rule's arguments for step `t`.

@@ -232,7 +232,7 @@ def measure(
     def over_ranks(over: Over, sums: Sums, failed: bool) -> tuple[Sums, bool]:
         return _sum_over(over, sums, norm_type, failed, device)
 
-    found = summed(engine, group, "these gradients", Sums(_core.limbs_of(0.0), 0), _gradient_sums, over_ranks)
+    found = summed(engine, group, "these gradients", Sums([0] * _core.SQUARE_SUM_LIMBS, 0), _gradient_sums, over_ranks)
     clip = Clip(*_core.clip_to(*found, norm_type, max_norm, scale))
     return clip, new_norm(first).copy_(torch.tensor(clip.norm, dtype=torch.float64))
 

@@ -13,7 +13,7 @@ from lowtide.devices import places
 
 # The core's hyper-parameters that form the tuple "betas" here, and those that are bools.
 BETAS = ("beta1", "beta2", "beta3")
-FLAGS = [each.name for each in _core.hyper_parameters() if each.flag]
+FLAGS = [name for name, flag in _core.hyper_parameters() if flag]
 RENAMED = {"d_beta": "beta3"}  # Prodigy's, as in the package; AdEMAMix's beta3 is one of its betas
 OPTIONAL = ("t_alpha", "t_beta3", "d_beta")  # None: 0, which means no schedule, or the root of β2
 COUNTS = ("warmup_steps",)  # whole numbers: elsewhere a value below 1 is a share of all steps, which would mean no warm-up here
@@ -60,7 +60,7 @@ def plain_betas(group: dict[str, Any]) -> dict[str, Any]:
 
 def hyper_keys(rule: str, given: Container[str]) -> tuple[str, ...]:
     """The core's hyper-parameters that the rule reads and that the options `given` in a group set."""
-    return tuple([each.name for each in _core.hyper_parameters(rule) if group_key(each.name) in given])
+    return tuple([name for name, _ in _core.hyper_parameters(rule) if group_key(name) in given])
 
 
 def group_key(key: str) -> str:

@@ -405,7 +405,7 @@ def _rounded_up(size: int) -> int:
 
 def _hyper(rule: str, given: Mapping[str, Any]) -> dict[str, float]:
     """Hyper-parameters as the core has them."""
-    known = [each.name for each in _core.hyper_parameters(rule)]
+    known = [name for name, _ in _core.hyper_parameters(rule)]
     found: dict[str, float] = {}
     for name, value in given.items():
         if name == "betas":

@@ -77,7 +77,7 @@ def test_the_total_is_the_peak_of_a_run(tmp_path, figure):
 @pytest.mark.parametrize("weights", ["fp32", "bf16"])
 def test_state_is_that_of_the_forecast(rule, weights):
     shapes, dtype = [(700, 1030), (5000,), (7,)], {"fp32": torch.float32, "bf16": torch.bfloat16}[weights]
-    known = {each.name for each in _core.hyper_parameters(rule)} if rule != "muon" else {"momentum"}
+    known = {name for name, _ in _core.hyper_parameters(rule)} if rule != "muon" else {"momentum"}
     variants = [{}, *({name: value} for name, value in (("momentum", 0.9), ("amsgrad", True), ("centered", True)) if name in known)]
     for hyper, state in itertools.product(variants, ("dynamic8", "fp32")):
         master = "residual8" if weights == "bf16" and rule != "muon" else None
