@@ -654,7 +654,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             loss = guarded(inputs)                      # must not call opt.step()
 
         On `torch.OutOfMemoryError` it moves all state to the host (`demote`), empties torch's cache, drops gradients that the
-        call has begun, and calls again with the same random numbers. It raises the error, with a note of what it tried, if the
+        call has begun, and calls again, which draws new random numbers. It raises the error, with a note of what it tried, if the
         second call fails, too, or if the first call added to earlier gradients. `with opt.oom_guard():` does the same but
         re-raises the error instead of calling again."""
         return OomGuard(self.engine, self.in_backward)
