@@ -19,10 +19,11 @@ class RowMoments:
         """Those of a parameter that has taken so many steps; None: it has none."""
         if number in self._next:
             after, given = self._next[number]
-            if steps == after and given is None:
-                self._now.pop(number, None)
-            elif steps == after:  # again after an interrupt
-                self._now[number] = self._now[number].copy_(given) if number in self._now else given
+            if steps == after:  # again after an interrupt
+                if given is None:
+                    self._now.pop(number, None)
+                else:
+                    self._now[number] = self._now[number].copy_(given) if number in self._now else given
             del self._next[number]
         return self._now.get(number)
 
