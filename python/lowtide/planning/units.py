@@ -54,6 +54,11 @@ class Unit(NamedTuple):
             offset += up(param.nbytes, _LINE)
         return self.bytes
 
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes that are written after a step."""
+        return self.bytes - self.first_trained()
+
 
 def up(size: int, to: int = _LINE) -> int:
     return -(-size // to) * to
@@ -77,8 +82,7 @@ class Layout(NamedTuple):
 
     @property
     def trained(self) -> list[int]:
-        """Bytes of each unit that are written after a step."""
-        return [unit.bytes - unit.first_trained() for unit in self.units]
+        return [unit.trained_bytes for unit in self.units]
 
     @property
     def nbytes(self) -> int:

@@ -218,7 +218,7 @@ class StreamedWeights:
             handle.remove()
 
     def _trained(self) -> list[int]:
-        return [unit.bytes - unit.first_trained() for unit in self.units]
+        return [unit.trained_bytes for unit in self.units]
 
     def _let_go_to_limit(self) -> None:
         for number in self.schedule.beyond():
