@@ -75,6 +75,7 @@ class StreamedWeights:
     flush: Callable[[], None] | None = None  # makes the optimizer step waiting gradients
     _asked: dict[int, Future[None]] = field(default_factory=dict)
     _unit_of: dict[int, int] = field(default_factory=dict)  # by id of its parameters
+    _optimizer: weakref.ref[Optimizer] | None = None
     _failure: OSError | None = None
     _handles: list[Any] = field(default_factory=list)
 
@@ -119,7 +120,7 @@ class StreamedWeights:
 
     def watch(self, model: nn.Module, optimizer: Optimizer, in_backward: bool) -> None:
         """Adds the hooks. in_backward: the optimizer steps weights in backward passes, otherwise all of them in its `step`."""
-        me, self.in_backward = weakref.ref(self), in_backward
+        me, self._optimizer, self.in_backward = weakref.ref(self), weakref.ref(optimizer), in_backward
         self._unit_of = {id(param): number for number, unit in enumerate(self.units) for param in unit.params}
         optimizer.by_parts = partial(_parts, me)
         if isinstance(steps := optimizer.in_backward, StepInBackward):
@@ -216,6 +217,8 @@ class StreamedWeights:
         put_back(but)
         for handle in self._handles:
             handle.remove()
+        if self._optimizer and (optimizer := self._optimizer()):
+            optimizer.by_parts = None
 
     def _trained(self) -> list[int]:
         return [unit.trained_bytes for unit in self.units]

@@ -64,6 +64,7 @@ def test_a_disk_changes_no_bit(
     least, most = (passes, passes) if bucket is not False else (passes + LAYERS - room, passes + LAYERS)
     assert least * layer <= moved[0] <= most * layer, "each pass reads what has no room"
     lowtide.unstream(net)
+    assert opt.by_parts is None, "steps are plain again"
     more, wanted_more = train(net, opt, 1, first=5), train(copy.deepcopy(wanted), lowtide.SGD([nn.Parameter(torch.zeros(1))]), 1, first=5)
     assert more == wanted_more, "the same weights, in memory"
     figure(f"room for {room} of {LAYERS} layers: 5 steps, 0 of {sum(map(len, values(net)))} bytes differ; a step reads {moved[0]}, writes {moved[1]}")
