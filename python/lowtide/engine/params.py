@@ -14,7 +14,7 @@ from lowtide.checks.values import expect
 from lowtide.devices import places, sharding
 from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import Sharding, local_of
-from lowtide.memory.budgets import Memory
+from lowtide.memory.budgets import Memory, of_group as budget_in
 from lowtide.options.overrides import Overridden
 
 _PLACE = attrgetter("place")
@@ -68,9 +68,10 @@ class Param:
         return replace(self, dtype=self.tensor.dtype)
 
     def with_overrides(self, overridden: Overridden | None, of_group: Memory | None) -> Param:
-        """The record with these overrides. of_group: the budget of its group."""
+        """The record with these overrides. of_group: the budget of its group. Raises TypeError or ValueError for an unusable budget."""
         override = overridden.options() if overridden else {}
-        return replace(self, overridden=overridden, override=override, memory=override.get("memory", of_group))
+        memory = budget_in(override, f"{self.where}: override") if "memory" in override else of_group
+        return replace(self, overridden=overridden, override=override, memory=memory)
 
 
 def examine(param: torch.Tensor, where: str) -> tuple[Place, Sharding | None]:

@@ -287,6 +287,9 @@ def test_plans_know_overrides(seed):
     assert planned.state_bytes == lowtide.AdamW(module.parameters()).report()["state_bytes"] > plain
     taken.remove()
     assert lowtide.forecast(module).state_bytes == plain
+    for memory in (lowtide.Memory(host="1MiB"), {"host": "1MiB"}, "host=1MiB"):  # the forms that a group takes
+        lowtide.override(module, memory=memory)
+        assert {param.memory for param in lowtide.AdamW(module.parameters()).engine.params} == {lowtide.Memory(host="1MiB")}
 
 
 @pytest.mark.parametrize("rule", ["adamw", "muon"])
@@ -348,6 +351,7 @@ def test_what_is_not_there_is_refused():
         ({"momentum": 0.9}, TypeError, ["unknown argument 'momentum'"]),
         ({"nonfinite": "raise"}, ValueError, ["'nonfinite'", "parameter group can have"]),
         ({"amsgrad": True, "nesterov": True}, ValueError, ["amsgrad and nesterov"]),
+        ({"memory": "host=many"}, ValueError, ["many"]),
     ],
 )
 def test_what_an_optimizer_cannot_use_it_refuses_when_it_meets_it(options, kind, words, seed):
