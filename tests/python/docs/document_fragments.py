@@ -58,11 +58,11 @@ def forward_backward(x, y):
     return loss
 batches = [(torch.randn(4, 64), torch.randn(4, 64))] * 2
 """,
-    ("docs/python-api.md", 0): """
+    **dict.fromkeys([("docs/python-api.md", 0), ("docs/python-api.md", 1)], """
 import lowtide, torch
-model = torch.nn.Module()
+model, opt = torch.nn.Module(), lowtide.AdamW([torch.nn.Parameter(torch.ones(8))])
 model.head, model.embed, model.norm = torch.nn.Linear(64, 64), torch.nn.Embedding(64, 64), torch.nn.LayerNorm(64)
-""",
+"""),
     ("docs/distributed.md", 0): GROUP,
     ("docs/distributed.md", 1): JOINED + """
 import lowtide
