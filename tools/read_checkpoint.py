@@ -19,7 +19,7 @@ MOST = 1 << 60
 MOST_HEADER = 100_000_000
 MOST_NAME = 4096
 
-PARAM_KEYS = ["block", "codec", "group", "name", "sizes", "states", "steps"]
+PARAM_KEYS = ["block", "carried", "codec", "group", "name", "sizes", "states", "steps"]
 STATE_KEYS = ["codes", "name", "scales", "signed"]
 
 # --- XXH3, 64 bits ----------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class Checkpoint:
         version, self.piece_bytes, self.header_bytes, self.data_bytes, self.pieces, length, zero, total = struct.unpack(
             "<IIQQQQQQ", prefix[8:]
         )
-        require(version == 1, f"format version {version}; this tool reads version 1")
+        require(version == 2, f"format version {version}; this tool reads version 2")
         require(checksum(prefix[:56], 0) == total, "garbled: the checksum of the first 64 bytes is wrong")
         power = self.piece_bytes & (self.piece_bytes - 1) == 0
         require(power and 4096 <= self.piece_bytes <= 1 << 24, f"pieces of {self.piece_bytes} bytes")
@@ -223,8 +223,7 @@ class Checkpoint:
             )
         except (ValueError, RecursionError) as error:
             raise Refused(f"the header is not valid JSON: {error}") from None
-        keys_of(self.header, "the header", [*(["estimate"] if "estimate" in self.header else []), "metadata", "params", "rule"])
-        text(self.header.get("estimate", ""), "the estimate", None, 0)
+        keys_of(self.header, "the header", ["metadata", "params", "rule"])
         text(self.header["metadata"], "the metadata", None, 0)
         text(self.header["rule"], "the rule")
         self.arrays: list[tuple[dict[str, Any], dict[str, Any], str, int, int]] = []
@@ -243,6 +242,8 @@ class Checkpoint:
         name = text(param["name"], "the name of a parameter")
         text(param["codec"], f"the codec of {name!r}", MOST_NAME, 0)
         block = integer(param["block"], f"block of {name!r}", 2**31 - 1)
+        for number in list_of(param["carried"], f"carried of {name!r}", 16):
+            integer(number, f"a carried number of {name!r}", M64)
         integer(param["group"], f"group of {name!r}", 2**31 - 1)
         integer(param["steps"], f"steps of {name!r}", 2**63 - 1)
         product = numel = 1
@@ -294,6 +295,10 @@ class Checkpoint:
                 index += 1
 
 
+def doubles(bits: list[int]) -> list[float]:
+    return list(struct.unpack(f"<{len(bits)}d", struct.pack(f"<{len(bits)}Q", *bits)))
+
+
 def listing(checkpoint: Checkpoint) -> str:
     header = checkpoint.header
     lines = [
@@ -303,7 +308,7 @@ def listing(checkpoint: Checkpoint) -> str:
     for param in header["params"]:
         lines.append(
             f"{param['name']!r}: sizes {param['sizes']}, group {param['group']}, {param['steps']} steps, "
-            f"codec {param['codec']!r}, block {param['block']}"
+            f"codec {param['codec']!r}, block {param['block']}, carried {doubles(param['carried'])}"
         )
         for state in param["states"]:
             sign = "signed" if state["signed"] else "unsigned"

@@ -1,19 +1,13 @@
 #include "optim/carried.h"
 
-#include <bit>
-#include <cinttypes>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 
 #include "core/error.h"
 #include "optim/hyper.h"
 #include "optim/optimizer_impl.h"
 
 namespace lowtide {
-namespace {
 
-// where: for the error.
 void check_carried(int number_of_rule, const Carried& numbers, const std::string& where) {
   const RuleInfo& rule = rule_info(number_of_rule);
   for (int k = 0; k < carried_count(number_of_rule); ++k) {
@@ -24,8 +18,6 @@ void check_carried(int number_of_rule, const Carried& numbers, const std::string
                where.c_str(), counts ? " whole" : "", least, most);
   }
 }
-
-}  // namespace
 
 Carried next_carried(int rule, const Hyper& hyper, int64_t t, const Carried& before, const double (&sums)[2]) {
   Carried out;
@@ -61,41 +53,14 @@ Carried carried_of(const Optimizer& of, int64_t param) {
   return out;
 }
 
-std::string estimate_text(const Carried& estimate) {
-  std::string text;
-  if (!estimate.known()) return text;
-  for (const double number : estimate.of) {
-    char one[32];
-    std::snprintf(one, sizeof one, "%s%016" PRIx64, text.empty() ? "" : " ", std::bit_cast<uint64_t>(number));
-    text += one;
-  }
-  return text;
-}
-
-Carried estimate_of(int rule, const std::string& text) {
-  constexpr size_t kEach = 17;  // digits and a blank
-  Carried out;
-  const char* at = text.c_str();
-  bool whole = text.size() + 1 == kEach * kMaxCarried;
-  for (size_t k = 0; whole && k < kMaxCarried; ++k) {
-    char* end = nullptr;
-    out.of[k] = std::bit_cast<double>(static_cast<uint64_t>(std::strtoull(at, &end, 16)));
-    whole = end + 1 == text.c_str() + kEach * (k + 1);
-    at = end;
-  }
-  LT_REQUIRE(whole, "got the estimate '%.100s' in a checkpoint, wanted %d numbers of 16 hexadecimal digits",
-             text.c_str(), kMaxCarried);
-  check_carried(rule, out, "the estimate in a checkpoint");
-  return out;
-}
-
 void set_carried(Optimizer& of, int64_t param, const Carried& numbers) {
   auto& impl = OptimizerEnv::impl(of);
   const OptimizerEnv::Call call(impl);
   impl.resolve();
   Parameter& at = impl.table.at(param);
+  if (!carried_count(at.rule)) return;
   check_carried(at.rule, numbers, "parameter " + std::to_string(param));
-  if (carried_count(at.rule)) at.carried = numbers;
+  at.carried = numbers;
 }
 
 }  // namespace lowtide

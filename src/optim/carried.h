@@ -28,10 +28,8 @@ Carried carried_as_now(int rule, const Hyper& hyper, int64_t steps);
 // False before a step that moved anything: then hyper-parameters, which may still change, give Prodigy's estimate.
 inline bool has_begun(const Carried& estimate) { return estimate.of[3] > 0; }  // "k"
 
-// An estimate as the text in a checkpoint, empty if it is unknown; and from such a text, for a rule with sums. Throws
-// kInvalidArgument for another text.
-std::string estimate_text(const Carried& estimate);
-Carried estimate_of(int rule, const std::string& text);
+// Throws kInvalidArgument for numbers that no steps produce. where: for the error.
+void check_carried(int rule, const Carried& numbers, const std::string& where);
 
 // The names of a parameter's carried numbers, constants, and equally many numbers.
 const std::vector<const char*>& carried_names(const Optimizer& of, int64_t param);

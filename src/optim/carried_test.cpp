@@ -1,10 +1,11 @@
-// Claim: numbers that rules carry beside their states have the plain loop's bits, in a fraction of its time.
+// Claims: numbers that rules carry beside their states have the plain loop's bits, in a fraction of its time, and files
+// keep them.
 #include "optim/carried.h"
-
-#include <clocale>
 
 #include "backend/catalog.h"
 #include "optim/hyper.h"
+#include "support/checkpoint_case.h"
+#include "support/optimizer_case.h"
 #include "support/test.h"
 
 namespace lowtide::testing {
@@ -58,27 +59,6 @@ TEST(MuProduct, HasTheBitsOfThePlainLoop) {
   }
   compare(1 - 1e-9, 100, int64_t{1} << 19);  // most steps multiply by beta1 alone
   figure("{} products, 0 differ", cases);
-}
-
-TEST(Estimate, IsTheSameTextInEveryLocale) {
-  const int rule = find_rule("prodigy");
-  const Carried numbers{{1e-6, 0.1, -0.01854699972567474, 7, 0}};
-  const std::string text = estimate_text(numbers);
-  int locales = 0;
-  for (const char* name : {"C", "de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8"})
-    if (std::setlocale(LC_ALL, name)) {
-      EXPECT_EQ(estimate_text(numbers), text);
-      EXPECT_EQ(estimate_of(rule, text), numbers);
-      ++locales;
-    }
-  std::setlocale(LC_ALL, "C");
-  EXPECT_EQ(text.find_first_of(".,"), std::string::npos) << text;
-  int refused = 0;
-  for (const std::string& wrong :
-       {std::string(), std::string("0.001 0.1 0 7 0"), text + " ", text.substr(1), "7ff8000000000000" + text.substr(16),
-        std::string("bff0000000000000") + text.substr(16)})
-    expect_refusal([&] { estimate_of(rule, wrong); }, "estimate"), ++refused;
-  figure("{} locales, {} texts refused", locales, refused);
 }
 
 TEST(Carried, BelongsToTheRulesThatNameThem) {
@@ -195,6 +175,103 @@ TEST(Carried, OfAnOptimizerIsSetAndRead) {
   EXPECT_TRUE(carried_names(other, lion).empty());
   set_carried(other, lion, {{0.5}});
   EXPECT_FALSE(carried_of(other, lion).known());
+}
+
+// A run whose options change from step to step, and whose weights are evaluated between two steps.
+struct Scheduled {
+  Config config;
+  Tensor param, grad;
+  Optimizer optimizer;
+
+  Scheduled(const Config& of, DType dtype)
+      : config(of), param(dtype, {4, 300}), grad(DType::kF32, {4, 300}), optimizer(make_optimizer(of, {&param})) {
+    Rng rng(50);
+    param.randomize(rng);
+  }
+  void step(int t) {
+    Hyper hyper = config.hyper;
+    hyper.lr *= std::array{1.0, 3.0, 0.2}[static_cast<size_t>(t % 3)];
+    hyper.beta1 = t % 2 ? 0.8 : 0.95;
+    optimizer.set_hyper(0, hyper);
+    Rng rng(static_cast<uint64_t>(t));
+    grad.randomize(rng);
+    take_step(optimizer, grad);
+  }
+  void evaluate() { optimizer.set_evaluating(true), optimizer.set_evaluating(false); }
+  std::vector<std::byte> bytes() const { return snapshot(optimizer, {&param}); }
+};
+
+// Every rule that carries numbers, and Schedule-Free also with other weights of its average.
+std::vector<Config> carrying() {
+  std::vector<Config> all;
+  for (const RuleInfo& rule : rules()) {
+    if (rule.carried_names.empty()) continue;
+    Config& config = all.emplace_back(Config{.rule = rule_info(rule.family).name});
+    config.hyper = default_hyper(config.rule);
+    config.hyper.nesterov = !rule.runs_for(config.hyper);
+  }
+  for (const double power : {0.5, 1.0}) all.push_back({.rule = "schedulefree", .hyper = schedule_free(5, 1, power)});
+  return all;
+}
+
+TEST(Carried, AResumedRunHasTheBitsOfOneThatWentOn) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("c");
+  int runs = 0;
+  for (Config config : carrying())
+    for (const char* const state : {"fp32", "dynamic8"})
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        config.state = state, config.master = dtype == DType::kF32 ? "" : "stochastic";
+        Scheduled run(config, dtype), resumed(config, dtype), forgetful(config, dtype);
+        for (int t = 0; t < 7; ++t) run.step(t);
+        run.evaluate();
+        run.optimizer.save(path);
+        for (Scheduled* const other : {&resumed, &forgetful}) {
+          other->optimizer.load(path);
+          other->param.data = run.param.data;
+        }
+        forgetful.optimizer.set_steps(0, 7);
+        for (Scheduled* const each : {&run, &resumed, &forgetful}) {
+          each->evaluate();
+          for (int t = 7; t < 12; ++t) each->step(t);
+        }
+        EXPECT_EQ(resumed.bytes(), run.bytes()) << config.rule << ", " << state;
+        EXPECT_NE(forgetful.bytes(), run.bytes()) << "control: " << config.rule << ", " << state;
+        ++runs;
+      }
+  figure("{} runs resumed from files, 0 bits differ", runs);
+}
+
+TEST(Carried, AFileWithWrongNumbersChangesNothing) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("c");
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  int refused = 0;
+  for (const Config& config : carrying()) {
+    Scheduled run(config, DType::kF32);
+    for (int t = 0; t < 3; ++t) run.step(t);
+    const std::vector<std::byte> before = run.bytes();
+    const Carried had = carried_of(run.optimizer, 0);
+    run.optimizer.save(path);
+    const Content good = load(path);
+    std::vector<std::vector<double>> wrong = {{}, std::vector<double>(good.description.params[0].carried.size() + 1)};
+    for (size_t k = 0; k < good.description.params[0].carried.size(); ++k)
+      for (const double number : {kNan, -std::numeric_limits<double>::infinity()}) {
+        wrong.push_back(good.description.params[0].carried);
+        wrong.back()[k] = number;
+        if (k) wrong.push_back(wrong.back()), wrong.back()[0] = kCarriedUnknown;
+      }
+    for (const std::vector<double>& numbers : wrong) {
+      Content bad = good;
+      bad.description.params[0].carried = numbers;
+      bad.save(path);
+      expect_refusal([&] { run.optimizer.load(path); }, "parameter 0");
+      EXPECT_EQ(run.bytes(), before);
+      EXPECT_EQ(carried_of(run.optimizer, 0), had);
+      ++refused;
+    }
+  }
+  figure("{} files with wrong numbers refused", refused);
 }
 
 }  // namespace

@@ -32,11 +32,11 @@ struct CheckpointParam {
   std::string codec;                    // "dynamic8"; blocks of `block` within rows of dim 0
   int block = 0;                        // 0 if the codec has no scales
   std::vector<CheckpointState> states;  // empty: no state yet
+  std::vector<double> carried;          // the numbers that its rule carries (optim/carried.h), as they are
 };
 
 struct Checkpoint {
   std::string rule;      // "adamw"
-  std::string estimate;  // of a rule with sums that has begun: its carried numbers; else empty
   std::string metadata;  // the caller's own text (Python: JSON of the param groups); may be empty
   std::vector<CheckpointParam> params;
 };

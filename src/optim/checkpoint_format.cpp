@@ -85,6 +85,8 @@ void check_param(const CheckpointParam& param) {
              param.sizes.size(), kMostSizes);
   LT_REQUIRE(param.states.size() <= kMostStates, "parameter '%.100s' has %zu states; wanted at most %zu", name,
              param.states.size(), kMostStates);
+  LT_REQUIRE(param.carried.size() <= kMostCarried, "parameter '%.100s' carries %zu numbers; wanted at most %zu", name,
+             param.carried.size(), kMostCarried);
   LT_REQUIRE(param.group >= 0 && param.steps >= 0 && param.block >= 0,
              "parameter '%.100s' has group=%d, steps=%lld, block=%d; wanted no negative number", name, param.group,
              ll(param.steps), param.block);

@@ -13,14 +13,14 @@
 
 namespace lowtide::checkpoint {
 
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr int64_t kAlignment = 4096;  // alignment of data in the file
 constexpr int64_t kPrefixBytes = 64;
 constexpr int64_t kPieceBytes = int64_t{4} << 20;  // size of a written piece
 constexpr int64_t kSmallestPiece = 4096, kLargestPiece = int64_t{16} << 20;
 constexpr int64_t kMostHeaderBytes = 100'000'000;
 constexpr int64_t kMostBytes = int64_t{1} << 60;  // limit of data and file: a sum of a few cannot overflow
-constexpr size_t kMostNameBytes = 4096, kMostSizes = 64, kMostStates = 64;
+constexpr size_t kMostNameBytes = 4096, kMostSizes = 64, kMostStates = 64, kMostCarried = 16;
 
 // prefix | header | zeros up to a multiple of kAlignment | data | table of piece checksums | root
 struct Prefix {

@@ -2,6 +2,7 @@
 // ten times its size, and a garbled one far more.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -42,10 +43,10 @@ using Type = JsonValue::Type;
 
 enum class Event { kStart, kEnd, kKey, kValue };
 
-// Depths of containers: header 0, params 1, parameter 2, sizes and states 3, state 4, codes and scales 5.
+// Depths of containers: header 0, params 1, parameter 2, carried, sizes and states 3, state 4, codes and scales 5.
 constexpr int kParam = 2, kDeepest = 5;
-// Limit per parameter: 64 states take 16 events each, 64 sizes one each, the rest 16.
-constexpr int kMostEvents = 16 * kMostStates + kMostSizes + 16;
+// Limit per parameter: a state takes 16 events, a size and a carried number one each, the rest 21.
+constexpr int kMostEvents = 16 * kMostStates + kMostSizes + kMostCarried + 21;
 
 std::string quoted(const std::string& text) {
   try {
@@ -60,11 +61,15 @@ const JsonValue& of_type(const JsonValue& value, const char* what, Type type, co
   return value;
 }
 
-int64_t integer(const JsonValue& value, const char* what, int64_t most = kMostBytes) {
+uint64_t word(const JsonValue& value, const char* what, uint64_t most = std::numeric_limits<uint64_t>::max()) {
   of_type(value, what, Type::kInteger, "an integer");
-  LT_REQUIRE(!value.negative && value.number <= static_cast<uint64_t>(most), "%s is %s%llu; wanted 0 to %lld", what,
-             value.negative ? "-" : "", static_cast<unsigned long long>(value.number), ll(most));
-  return static_cast<int64_t>(value.number);
+  LT_REQUIRE(!value.negative && value.number <= most, "%s is %s%llu; wanted 0 to %llu", what, value.negative ? "-" : "",
+             static_cast<unsigned long long>(value.number), static_cast<unsigned long long>(most));
+  return value.number;
+}
+
+int64_t integer(const JsonValue& value, const char* what, int64_t most = kMostBytes) {
+  return static_cast<int64_t>(word(value, what, static_cast<uint64_t>(most)));
 }
 
 const JsonValue& member(const JsonValue& object, const char* key) {
@@ -94,9 +99,7 @@ class Decoder {
     LT_REQUIRE(!text.empty() && text.front() == '{', "the header is not a JSON object");
     json::sax_parse(text.begin(), text.end(), this);
     const JsonValue& rest = root_;
-    const JsonValue* const estimate = rest.find("estimate");
-    check_object(rest, "a header", estimate ? 4 : 3);
-    if (estimate) out_.estimate = text_at(rest, "estimate");
+    check_object(rest, "a header", 3);
     out_.metadata = text_at(rest, "metadata");
     array_at(rest, "params");
     out_.rule = text_at(rest, "rule");
@@ -173,8 +176,8 @@ class Decoder {
     std::optional<std::string>& last = keys_[static_cast<size_t>(depth)];
     LT_REQUIRE(!last || *last < key, "keys of the header are not sorted, or \"%.100s\" is there twice", key.c_str());
     last = key;
-    LT_REQUIRE(depth != 1 || key == "estimate" || key == "metadata" || key == "params" || key == "rule",
-               "the header has a key \"%.100s\"", key.c_str());
+    LT_REQUIRE(depth != 1 || key == "metadata" || key == "params" || key == "rule", "the header has a key \"%.100s\"",
+               key.c_str());
   }
 
   int64_t extent(const JsonValue& state, const char* key) {
@@ -189,9 +192,11 @@ class Decoder {
   }
 
   void take(const JsonValue& from) {
-    check_object(from, "a parameter", 7);
+    check_object(from, "a parameter", 8);
     CheckpointParam param;
     param.block = static_cast<int>(integer(member(from, "block"), "\"block\"", std::numeric_limits<int>::max()));
+    for (const JsonValue& number : array_at(from, "carried"))
+      param.carried.push_back(std::bit_cast<double>(word(number, "a carried number")));
     param.codec = text_at(from, "codec");
     param.group = static_cast<int>(integer(member(from, "group"), "\"group\"", std::numeric_limits<int>::max()));
     param.name = text_at(from, "name");
@@ -222,9 +227,7 @@ class Decoder {
 
 std::string encode_header(const Checkpoint& checkpoint) {
   // Written by hand, compact and with sorted keys: see JsonValue.
-  std::string out = "{";
-  if (!checkpoint.estimate.empty()) out += "\"estimate\":" + quoted(checkpoint.estimate) + ",";
-  out += "\"metadata\":" + quoted(checkpoint.metadata) + ",\"params\":[";
+  std::string out = "{\"metadata\":" + quoted(checkpoint.metadata) + ",\"params\":[";
   int64_t offset = 0;
   const auto extent = [&](int64_t bytes) {
     out += '[' + std::to_string(offset) + ',' + std::to_string(bytes) + ']';
@@ -239,8 +242,13 @@ std::string encode_header(const Checkpoint& checkpoint) {
   };
   for (const CheckpointParam& param : checkpoint.params) {
     separate(&param == &checkpoint.params.front());
-    out += "{\"block\":" + std::to_string(param.block) + ",\"codec\":" + quoted(param.codec);
-    out += ",\"group\":" + std::to_string(param.group) + ",\"name\":" + quoted(param.name) + ",\"sizes\":[";
+    out += "{\"block\":" + std::to_string(param.block) + ",\"carried\":[";
+    for (const double& number : param.carried) {
+      separate(&number == &param.carried.front());
+      out += std::to_string(std::bit_cast<uint64_t>(number));
+    }
+    out += "],\"codec\":" + quoted(param.codec) + ",\"group\":" + std::to_string(param.group) +
+           ",\"name\":" + quoted(param.name) + ",\"sizes\":[";
     for (const int64_t& size : param.sizes) {
       separate(&size == &param.sizes.front());
       out += std::to_string(size);

@@ -150,6 +150,7 @@ TEST(Checkpoint, IsNotWrittenFromWrongValues) {
       param([](CheckpointParam& p) { p.states[0].scale_bytes += 1; }),
       param([](CheckpointParam& p) { p.states[0].scale_bytes = 0; }),
       param([](CheckpointParam& p) { p.states.resize(65); }),
+      param([](CheckpointParam& p) { p.carried.resize(17); }),
   };
   const TemporaryDirectory directory;
   int count = 0;
@@ -283,13 +284,18 @@ std::vector<std::string> wrong_headers(const std::string& good) {
       if (number != json(max) || std::string(at) == "/params/0/group") set(at, number);  // 2^63 - 1 steps are valid
     }
   }
+  for (const json& number : numbers) {
+    if (!number.is_number_integer() || number < 0) set("/params/0/carried/1", number);  // any 64 bits are a double
+  }
   const json texts[] = {7, nullptr, json::array(), json::object(), false, 0.5};
-  for (const char* at : {"/metadata", "/rule", "/params/0/name", "/params/0/codec", "/params/0/states/0/name",
-                         "/params", "/params/0", "/params/1", "/params/0/sizes", "/params/0/states",
-                         "/params/0/states/0", "/params/0/states/0/codes", "/params/0/states/0/signed"}) {
+  for (const char* at :
+       {"/metadata", "/rule", "/params/0/name", "/params/0/codec", "/params/0/states/0/name", "/params", "/params/0",
+        "/params/1", "/params/0/carried", "/params/0/sizes", "/params/0/states", "/params/0/states/0",
+        "/params/0/states/0/codes", "/params/0/states/0/signed"}) {
     for (const json& text : texts) {
       const std::string path = at;
       if (path.ends_with("signed") && text.is_boolean()) continue;
+      if (path.ends_with("carried") && text.is_array()) continue;
       set(at, text);
     }
   }
@@ -303,11 +309,13 @@ std::vector<std::string> wrong_headers(const std::string& good) {
   set("/params/0/sizes", {int64_t{1} << 40, int64_t{1} << 40, 0});
   set("/params/0/sizes", {3, 3000, 2});
   set("/params/0/sizes", json(std::vector<int>(65, 1)));
+  set("/params/0/carried", json(std::vector<int>(17, 1)));
   set("/params/0/states/0/codes", {0, 9000, 0});
   set("/params/0/states/0/codes", {1, 9000});   // a hole
   set("/params/0/states/1/codes", {0, 9000});   // an overlap
   set("/params/0/states/0/codes", {0, 18000});  // past its end
   set("/extra", 1);
+  set("/estimate", "");
   set("/params/0/extra", 1);
   set("/params/0/states/0/extra", 1);
   for (const char* at : {"", "/params/0", "/params/0/states/0"}) {
@@ -328,7 +336,7 @@ std::vector<std::string> wrong_headers(const std::string& good) {
   replace("\"block\":256", "\"block\":256,\"block\":256");
   replace("\"metadata\":\"groups\",", "\"metadata\":\"groups\",\"metadata\":\"x\",");
   replace("\"metadata\":\"groups\",\"params\"", "\"params\"");
-  replace("\"block\":256,\"codec\":\"dynamic8\"", "\"codec\":\"dynamic8\",\"block\":256");  // not sorted
+  replace("\"codec\":\"dynamic8\",\"group\":0", "\"group\":0,\"codec\":\"dynamic8\"");  // not sorted
   replace("[3,3000]", "[3,3e3]");
   replace("[3,3000]", "[3,3000,]");
   replace("[3,3000]", "[3,03000]");
@@ -383,6 +391,11 @@ TEST(Checkpoint, AWrongHeaderIsRefusedThoughItsChecksumsAreRight) {
     }
   }
   EXPECT_EQ(prefixes_found, prefixes);
+
+  std::string older = file;
+  older[8] = 1;
+  write_file(path, older);
+  expect_refusal([&] { load(path); }, "format version 1; this version of Lowtide reads version 2");
 
   // Random changes: any header still accepted is a valid description of the same data.
   Rng rng = seeded("mutated headers", 21);

@@ -45,6 +45,12 @@ int rule_saved(const Parameter& param, const CheckpointParam& saved) {
   return param.fullest_rule();
 }
 
+Carried carried_in(const CheckpointParam& saved) {
+  Carried numbers;
+  std::ranges::copy(saved.carried, numbers.of);
+  return numbers;
+}
+
 bool is_codec(const std::string& name) {
   const std::vector<CodecInfo>& all = codecs();
   return std::any_of(all.begin(), all.end(), [&](const CodecInfo& each) { return name == each.name; });
@@ -55,9 +61,6 @@ void check_fits(const Tables& tables, const Checkpoint& saved) {
   LT_REQUIRE(saved.rule == mine, "got a checkpoint of '%s', wanted one of '%s'", saved.rule.c_str(), mine);
   LT_REQUIRE(saved.params.size() == tables.params(), "got a checkpoint of %zu parameters, wanted %zu",
              saved.params.size(), tables.params());
-  for (size_t i = 0; i < tables.params(); ++i)
-    if (const int rule = tables.at(i).rule; rule_info(rule).sums && !saved.estimate.empty())
-      estimate_of(rule, saved.estimate);  // refuses a wrong one before anything changes
   for (size_t i = 0; i < tables.params(); ++i) {
     const CheckpointParam& got = saved.params[i];
     const CheckpointParam wanted = describe(tables.at(i), rule_saved(tables.at(i), got));
@@ -65,6 +68,13 @@ void check_fits(const Tables& tables, const Checkpoint& saved) {
                sizes_text(got.sizes).c_str(), sizes_text(wanted.sizes).c_str());
     LT_REQUIRE(got.steps <= kMostSteps, "parameter %zu has taken %lld steps in the checkpoint, wanted 2^53 at most", i,
                ll(got.steps));
+    LT_REQUIRE(got.carried.size() == wanted.carried.size(),
+               "parameter %zu carries %zu numbers in the checkpoint, wanted %zu: build the optimizer with the "
+               "nesterov of the saved one",
+               i, got.carried.size(), wanted.carried.size());
+    Carried numbers = carried_in(got);
+    if (!numbers.known()) numbers.of[0] = 0;  // the others are still to be checked
+    check_carried(tables.at(i).rule, numbers, "parameter " + std::to_string(i) + " in the checkpoint");
     if (got.states.empty()) continue;
     LT_REQUIRE(is_codec(got.codec),
                "parameter %zu has '%s' state in the checkpoint, which this version does not have: load it in one that "
@@ -123,8 +133,7 @@ void commit(const Tables& tables, const Checkpoint& saved) {
     Parameter& param = tables.at(i);
     const bool empty = saved.params[i].states.empty();
     param.steps = saved.params[i].steps;
-    param.carried =
-        rule_info(param.rule).sums && !saved.estimate.empty() ? estimate_of(param.rule, saved.estimate) : Carried{};
+    param.carried = carried_in(saved.params[i]);
     for (Progress& piece : param.progress) piece.behind = 0;
     const int arrays = empty && param.has_state ? param.arrays(param.state_rule) : 0;
     for (int k = 0; k < arrays; ++k) clear_state(tables.of(i), static_cast<int64_t>(i), k);

@@ -97,6 +97,7 @@ CheckpointParam describe(const Parameter& param, int of_rule) {
   out.steps = param.steps;
   out.codec = codec.name;
   out.block = codec.scaled ? kBlockElements : 0;
+  out.carried.assign(param.carried.of, param.carried.of + carried_count(param.rule));
   if (of_rule < 0) return out;
   for (int k = 0; k < param.arrays(of_rule); ++k)
     out.states.push_back({param.view(of_rule, k).name, param.is_signed(of_rule, k), param.code_bytes(of_rule, k),
@@ -108,8 +109,6 @@ Checkpoint describe(const Tables& tables, const std::string& metadata) {
   Checkpoint out;
   out.rule = tables.rule();
   out.metadata = metadata;
-  for (const ParamTable* const table : tables.all())
-    if (out.estimate.empty() && table->has_sums) out.estimate = estimate_text(table->shared_estimate());
   for (size_t i = 0; i < tables.params(); ++i) {
     const Parameter& param = tables.at(i);
     tables.of(i).require_whole(param, i);

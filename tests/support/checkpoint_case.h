@@ -66,7 +66,7 @@ inline bool same(const Content& a, const Content& b) {
          std::equal(x.params.begin(), x.params.end(), y.params.begin(), y.params.end(),
                     [](const CheckpointParam& p, const CheckpointParam& q) {
                       return p.name == q.name && p.sizes == q.sizes && p.group == q.group && p.steps == q.steps &&
-                             p.codec == q.codec && p.block == q.block &&
+                             p.codec == q.codec && p.block == q.block && p.carried == q.carried &&
                              std::equal(p.states.begin(), p.states.end(), q.states.begin(), q.states.end(),
                                         [](const CheckpointState& s, const CheckpointState& t) {
                                           return s.name == t.name && s.is_signed == t.is_signed &&
@@ -110,6 +110,7 @@ inline Content random_content(Rng& rng, int64_t most_params, int64_t most_size) 
                                      scaled ? 1 << rng.between(0, 8) : 0);
     param.group = static_cast<int>(rng.below(3));
     param.steps = static_cast<int64_t>(rng.next() >> rng.between(1, 63));
+    for (int64_t n = rng.below(4); n > 0; --n) param.carried.push_back(rng.normal() * 1e300);
     content.description.params.push_back(param);
   }
   content.fill(rng);
@@ -123,6 +124,7 @@ inline Content small_content(uint64_t seed) {
   content.description.rule = "adamw";
   content.description.metadata = "groups";
   content.description.params = {param_of("weight", {3, 3000}, 2, 1, 256), param_of("bias", {7}, 1, 4, 0)};
+  content.description.params[0].carried = {0.25, -0.0};
   content.fill(rng);
   return content;
 }

@@ -1,4 +1,4 @@
-"""Numbers that are carried from step to step beside states, in dicts and files: NAdam's "mu_product" (as in torch.optim),
+"""Numbers that are carried from step to step beside states, in dicts: NAdam's "mu_product" (as in torch.optim),
 Schedule-Free's "weight_sum", "lr_max" and "switches" (of its weights since the last step), Prodigy's "d", "d_max",
 "d_numerator" and "k", which all its parameters share. They depend on the options of all steps so far. A dict's entries have them,
 but those of torch.optim and of earlier versions may lack NAdam's."""
@@ -75,13 +75,6 @@ def read_carried(names: Numbers, entry: Mapping[str, Any], where: str, whole: bo
         return None
     expect(not missing, where, f"no {', '.join(missing)} beside {', '.join(sorted(names.keys() - {*missing}))}", "all of them")
     return {name: read_number(entry[name], name, where) for name in names}
-
-
-def checked(numbers: Any, names: Sequence[str], where: str) -> Numbers:
-    """Checks that a file has a dict of these numbers, and returns it."""
-    whole = isinstance(numbers, dict) and set(numbers) == set(names)
-    expect(whole, where, repr(numbers)[:80], f"a dict of {', '.join(names)}")
-    return {name: _checked(numbers[name], name, where) for name in names}
 
 
 def of_group(group: Mapping[str, Any], names: Sequence[str], where: str) -> Numbers:

@@ -1,10 +1,9 @@
 """Checkpoint files: what `Optimizer.save` and `load` add to the core, which handles the state.
 
 The core stores one text beside the state: JSON of {"lowtide_groups": [the options of each group, without parameters]}; with
-DTensor parameters also "lowtide_shards": [the position of this rank's part of each, null for a plain parameter]; for NAdam and
-Schedule-Free also "lowtide_carried": {parameter number: {name: number}} (carried.py);
-with row moments also "lowtide_rows": {parameter number: base64 of this rank's, little-endian float32 in row-major order}; one
-that is missing is zeros. {"lowtide_float": "inf"} is a float for which JSON has no number. A file holds one rank's part and is for the
+DTensor parameters also "lowtide_shards": [the position of this rank's part of each, null for a plain parameter]; with row
+moments also "lowtide_rows": {parameter number: base64 of this rank's, little-endian float32 in row-major order}; one that is
+missing is zeros. {"lowtide_float": "inf"} is a float for which JSON has no number. A file holds one rank's part and is for the
 same rank of an equal mesh.
 """
 
@@ -28,13 +27,11 @@ from lowtide.engine.cores import KeptErrors
 from lowtide.engine.engine import Engine
 from lowtide.memory.budgets import size_of
 from lowtide.memory.forecast import path_of
-from lowtide.state.carried import as_now, checked, own_numbers
 from lowtide.state.metadata import GROUPS, read_metadata, write_metadata
 from lowtide.state.pending_save import PendingSave
 from lowtide.state.groups import read_groups
 
 _SHARDS = "lowtide_shards"
-_CARRIED = "lowtide_carried"
 _ROWS = "lowtide_rows"
 _MOST_ROWS = 18_000_000  # the core's header has room for 100 MB, and base64 takes 16/3 bytes for each
 
@@ -59,13 +56,11 @@ def _metadata(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> str:
     for group in param_groups:
         options = {key: _plain(value) for key, value in group.items() if key != "params"}
         groups.append({**options, "params": len(group["params"])})
-    carried = {} if engine.family.SUMS else own_numbers(engine, param_groups)  # the core saves an estimate
     rows = {i: moment for i in sorted(engine.with_moments(param_groups)) if (moment := engine.row_moment(i)) is not None}
     count = sum(moment.numel() for moment in rows.values())
     expect(count <= _MOST_ROWS, "save", f"{count} row moments", f"{_MOST_ROWS} at most in one file: save state_dict()")
     texts = {i: _text(moment.cpu().contiguous()) for i, moment in rows.items()}
-    metadata = {GROUPS: groups, **_shards(engine), **({_CARRIED: carried} if carried else {}), **({_ROWS: texts} if texts else {})}
-    return write_metadata(metadata, _refuse)
+    return write_metadata({GROUPS: groups, **_shards(engine), **({_ROWS: texts} if texts else {})}, _refuse)
 
 
 def load(
@@ -88,21 +83,12 @@ def load(
         number += saved["params"]
     # No copies are needed, because nothing else holds these values.
     new_groups = read_groups(engine, param_groups, {"param_groups": groups}, copied=lambda value: value).groups
-    own = metadata.get(_CARRIED, {})
-    got = f"{len(own)} entries" if isinstance(own, dict) else repr(own)[:80]
-    each = isinstance(own, dict) and len(own) <= number
-    expect(each, f"{name}, {_CARRIED}", got, f"a dict with one for each of {number} parameters at most")
-    names = [tuple(engine.core_of(i).carried(i)) for i in range(number)]
-    given = {i: checked(own[str(i)], names[i], f"{name}, {_CARRIED}") for i in range(number) if names[i] and str(i) in own}
     rows = _rows(engine, new_groups, metadata.get(_ROWS, {}), f"{name}, {_ROWS}")
     engine.copies.read(engine)
     kept.call(engine.core.load, name)
     for i in range(number):
         engine.moments.put(i, rows.get(i))
     engine.away, engine.aside = set(), set()
-    for i, of_param in ({} if engine.family.SUMS else engine.options_of(new_groups)).items():
-        if names[i] and (steps := engine.core_of(i).step_count(i)):
-            engine.core_of(i).set_carried(i, given.get(i) or as_now(engine.family, of_param, steps))
     return new_groups
 
 
