@@ -10,7 +10,7 @@ Needs cuobjdump and nvdisasm, on PATH or from pip install nvidia-cuda-cuobjdump 
 breaks a rule; with 77 and the reason if the tools or files are missing.
 
 The rules: selectors of PRMT extend a sign or say why not; exact kernels fuse only the sums of divisions and roots; threads use
-no local memory; registers and shared memory let BLOCKS blocks be resident (sass/offences.py); and dynamic8 sign-extends half of
+no local memory; registers let BLOCKS blocks be resident (sass/offences.py); and dynamic8 sign-extends half of
 each element's bits.
 """
 

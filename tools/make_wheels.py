@@ -44,7 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cuda-architectures",
         default="",
-        help="compute capabilities, e.g. 90 (default: 80;90;100;120, which takes long)",
+        help="compute capabilities, e.g. 90 (default: 75;80;90;100;120, which takes long)",
     )
     parser.add_argument("--torch", action="store_true", help="install torch for versions that lack it")
     parser.add_argument("--no-source", action="store_true", help="do not build the source distribution, as a trial")

@@ -2,7 +2,7 @@
 # toolkit's headers, and nvcc builds kernels. CUDA's runtime is linked statically, so the plug-in needs only the
 # driver's library and loads even without it. The library finds the plug-in beside itself (backend/cuda/loader.h). Tests
 # build the same sources, lt_cuda_host_sources and lt_cuda_device_sources, against other headers.
-set(LOWTIDE_CUDA_ARCHITECTURES "80;90;100;120" CACHE STRING
+set(LOWTIDE_CUDA_ARCHITECTURES "75;80;90;100;120" CACHE STRING
     "Compute capabilities to make kernels for, the oldest first; the first and the last also as PTX, for others")
 set(LOWTIDE_CUDA_RULES "" CACHE STRING
     "Rules of portable/rules.def that the plug-in has kernels for, e.g. adamw;lion, in a fraction of the time. Empty: all")

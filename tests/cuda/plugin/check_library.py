@@ -2,7 +2,7 @@
 """Checks a built CUDA plug-in: it shows its entry points and nothing else, needs no library but the C++ compiler's and the
 C library (so it loads without CUDA), and has machine code and PTX of these compute capabilities for each of so many source files:
 
-    check_library.py PLUGIN MACHINE_CODE PTX FILES      as in: liblowtide_cuda13.so 80,90,100,120 80,120 42
+    check_library.py PLUGIN MACHINE_CODE PTX FILES      as in: liblowtide_cuda13.so 75,80,90,100,120 75,120 42
 
 Prints what it found, and exits 1 on an offence. Without cuobjdump (tools/cubin_report.py says where from) the code is not
 looked at, and it says so."""

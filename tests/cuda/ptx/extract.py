@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Takes the PTX out of objects of nvcc: extract.py FOLDER FILE.o ...
 
-Writes FOLDER/<object>.ptx, of the newest architecture. Needs cuobjdump (tools/cubin_report.py says where from); exits with 77 without it.
+Writes FOLDER/<object>.ptx, of the newest architecture, and FOLDER/oldest/<object>.ptx. Needs cuobjdump (tools/cubin_report.py
+says where from); exits with 77 without it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def main() -> int:
         print("skipped: no cuobjdump (pip install nvidia-cuda-cuobjdump)")
         return SKIPPED
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    (folder / "oldest").mkdir(parents=True)
     for file in objects:
         with tempfile.TemporaryDirectory() as here:
             subprocess.run([cuobjdump, "-xptx", "all", file], cwd=here, check=True, stdout=subprocess.DEVNULL)
@@ -33,6 +34,7 @@ def main() -> int:
                 print(f"no PTX in {file}")
                 return 1
             shutil.copy(found[max(found)], folder / f"{file.stem}.ptx")
+            shutil.copy(found[min(found)], folder / "oldest" / f"{file.stem}.ptx")
     print(f"{len(objects)} files of PTX")
     return 0
 

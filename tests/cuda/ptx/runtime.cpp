@@ -76,13 +76,15 @@ class Kernels {
  private:
   void read_sources() {
     if (!sources_.empty()) return;
-    for (const auto& entry : std::filesystem::directory_iterator(LT_PTX_FOLDER)) {
+    const char* set = std::getenv("LT_PTX_FOLDER");
+    const std::string folder = set ? set : LT_PTX_FOLDER;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
       if (entry.path().extension() != ".ptx") continue;
       std::stringstream text;
       text << std::ifstream(entry.path()).rdbuf();
       sources_.push_back(std::make_unique<Source>(edit_ ? edit_(text.str()) : text.str(), entry.path().filename()));
     }
-    if (sources_.empty()) throw Error("no PTX in " LT_PTX_FOLDER);
+    if (sources_.empty()) throw Error("no PTX in " + folder);
   }
 
   std::mutex mutex_;

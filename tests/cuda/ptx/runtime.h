@@ -1,7 +1,7 @@
 // The shipped plug-in's kernels, run by the executor: their stubs, which nvcc has made, register and launch them with
 // functions of CUDA's runtime that stand here. All else of the runtime is the emulated one.
-// Environment: LT_PTX_CHOICE (lowest, highest, nearest, random), LT_PTX_COVERAGE (a folder, to which the process adds a
-// file of what has run).
+// Environment: LT_PTX_FOLDER (whose PTX runs), LT_PTX_CHOICE (lowest, highest, nearest, random), LT_PTX_COVERAGE (a
+// folder, to which the process adds a file of what has run).
 #pragma once
 
 #include <cstddef>

@@ -232,29 +232,16 @@ struct Packed<float> {
   LT_FN void set_two(u32* word, int i, float low, float high) { word[i] = bits(low), word[i + 1] = bits(high); }
 };
 
-// The hardware rounds to nearest even, including denormals, like the portable kernels. A NaN stays a NaN.
 template <>
 struct Packed<bf16> {
   LT_FN float get(const u32* word, int i) { return as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16); }
-  LT_FN void set_two(u32* word, int i, float low, float high) {
-#ifdef __CUDA_ARCH__
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word[i / 2]) : "f"(high), "f"(low));
-#else
-    word[i / 2] = bf16_encode(low) | bf16_encode(high) << 16;
-#endif
-  }
+  LT_FN void set_two(u32* word, int i, float low, float high) { word[i / 2] = bf16_pair(low, high); }
 };
 
 template <>
 struct Packed<f16> {
   LT_FN float get(const u32* word, int i) { return f16_decode(half(word, i)); }
-  LT_FN void set_two(u32* word, int i, float low, float high) {
-#ifdef __CUDA_ARCH__
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word[i / 2]) : "f"(high), "f"(low));
-#else
-    word[i / 2] = f16_encode(low) | f16_encode(high) << 16;
-#endif
-  }
+  LT_FN void set_two(u32* word, int i, float low, float high) { word[i / 2] = f16_pair(low, high); }
   LT_FN u32 half(const u32* word, int i) { return i % 2 ? word[i / 2] >> 16 : word[i / 2] & 0xffffu; }
 };
 
