@@ -188,10 +188,10 @@ install_system_packages() {
   ((${#packages[@]} == 0)) || die "still missing after installation: ${packages[*]}"
 }
 
+install_system_packages
 command -v python3 >/dev/null || die "python3 was not found; install Python 3.10 or newer"
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
   die "python3 is $(python3 -V 2>&1); wanted Python 3.10 or newer"
-install_system_packages
 # Packages that something can do without, where apt-get may be run.
 try_packages() {
   command -v apt-get >/dev/null && [[ $(id -u) == 0 ]] || return 1

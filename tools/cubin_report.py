@@ -3,7 +3,6 @@
 
     cubin_report.py FILE...                       the kernels of steps, in objects of nvcc or cubins
     cubin_report.py --all FILE...                 every kernel
-    cubin_report.py --architectures 80,90 FILE... only these architectures
     cubin_report.py --dump PART FILE...           also the code of kernels with PART in their short name
 
 Needs cuobjdump and nvdisasm, on PATH or from pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm. Exits with 1 if a kernel

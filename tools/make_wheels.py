@@ -3,7 +3,7 @@
 
     make wheels                                            x86-64 and ARM64, for CPython 3.10 and newer, into dist
     make wheels ARGS="--arch x86_64 --python 3.11"         one, tried with Python 3.11
-    make wheels ARGS="--plugins cuda13,sycl"               also those of plug-ins, for x86-64
+    make wheels ARGS="--plugins cuda13,sycl"               also those of plug-ins, for x86-64 (cuda12: by nvcc LOWTIDE_NVCC)
     make wheels ARGS=--torch                               tried with torch, which is installed for each version
 
 Tools and libraries come from PyPI and Debian into build/wheels, not into the system (docs/project/wheels.md).
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 from wheels.work import Failure, Work, say  # noqa: E402
 
 ARCHITECTURES = ("x86_64", "aarch64")
-PLUGINS = ("cuda13", "sycl")
+PLUGINS = ("cuda12", "cuda13", "sycl")
 
 
 def words(text: str) -> list[str]:
@@ -40,22 +40,13 @@ def arguments() -> argparse.Namespace:
         default=[ROOT / ".venv" / "bin" / "python"],
         help="a Python whose torch the wheel for its version is tried with, besides .venv's; may be repeated",
     )
-    parser.add_argument("--plugins", type=words, default=[], help="comma-separated: cuda13, sycl (default: none)")
-    parser.add_argument(
-        "--cuda-architectures",
-        default="",
-        help="compute capabilities, e.g. 90 (default: 75;80;90;100;120, which takes long)",
-    )
+    parser.add_argument("--plugins", type=words, default=[], help=f"comma-separated, of {', '.join(PLUGINS)} (default: none)")
     parser.add_argument("--torch", action="store_true", help="install torch for versions that lack it")
     parser.add_argument("--no-source", action="store_true", help="do not build the source distribution, as a trial")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where wheels go (default: dist)")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "wheels", help="folder to work in")
     args = parser.parse_args()
-    checked = (
-        ("--arch", args.arch, ARCHITECTURES),
-        ("--plugins", args.plugins, PLUGINS),
-    )
-    for name, got, known in checked:
+    for name, got, known in (("--arch", args.arch, ARCHITECTURES), ("--plugins", args.plugins, PLUGINS)):
         for word in got:
             if word not in known:
                 parser.error(f"{name}: got {word}, wanted some of {','.join(known)}")
@@ -74,7 +65,7 @@ def make(args: argparse.Namespace, work: Work) -> None:
         recipe.make(arch)
     if not args.no_source:
         recipe.try_source()
-    plugins = Plugins(work, recipe.files, args.out.resolve(), args.cuda_architectures)
+    plugins = Plugins(work, recipe.files, args.out.resolve())
     for name in args.plugins:
         plugin = plugins.make(name)
         if wheel := plugins.fitting():

@@ -16,7 +16,8 @@ struct PluginPackage {
   int number;
   const char *package, *extra;
 };
-inline constexpr PluginPackage kPluginPackages[] = {{"cuda", 13, "lowtide_cuda13", "cuda13"},
+inline constexpr PluginPackage kPluginPackages[] = {{"cuda", 12, "lowtide_cuda12", "cuda12"},
+                                                    {"cuda", 13, "lowtide_cuda13", "cuda13"},
                                                     {"sycl", 9, "lowtide_sycl", "sycl"}};
 
 // Returns `pip install "lowtide[...]", or ` for plug-in `number` of a backend, or "" if none is published.

@@ -36,9 +36,8 @@ def states_of_rules() -> dict[str, int]:
 
 STATES = states_of_rules()
 
-# Blocks of a step that must be resident together on a multiprocessor (__launch_bounds__), and its registers. Shared memory
-# suffices: ptxas gives a block at most 48 KiB, of which multiprocessors from 8.0 on have twice as much. That of 7.5 has 64 KiB,
-# and holds one block of dynamic8.
+# Blocks of a step that must be resident together on a multiprocessor (__launch_bounds__), and its registers. Their shared memory,
+# at most 48 KiB each, always fits from 8.0 on; a multiprocessor of 7.5 has 64 KiB and holds one block of dynamic8.
 BLOCKS, THREADS, REGISTERS_OF_ALL = 2, 256, 65536
 
 # Kernels whose threads index arrays of their own at run time: norms and feedback for tensors with strides, sums of terms,

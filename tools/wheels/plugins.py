@@ -1,11 +1,14 @@
 """Makes the wheels of plug-ins. Each is its own Python package (packages/), for all versions of Python.
 
-Host code is compiled as the package's is, and CUDA's kernels by nvcc from PyPI (cuda.txt).
+Host code is compiled as the package's is, and CUDA's kernels by nvcc: 13's is PyPI's (cuda.txt), 12's the environment's LOWTIDE_NVCC.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 from pathlib import Path
 
 from wheels import audit
@@ -17,18 +20,29 @@ from wheels.work import Failure, Words, Work, say
 ARCHITECTURE = "x86_64"
 BITS = Path(__file__).with_name("bits.py")
 CUDA_PACKAGES = Path(__file__).with_name("cuda.txt")
-CUDA_BYTES = 64_000_000  # of a wheel with machine code for four architectures
+CUDA_BYTES = 64_000_000  # of a wheel with machine code for five architectures
 BACKEND = "nanobind-backend\n"  # for the trials
 SYCL_PACKAGES = f"intel-sycl-rt==2026.2.*\nintel-opencl-rt==2026.2.*\n{BACKEND}"  # the second for kernels, too
 _BACKENDS = "import sys; from lowtide import _core; print(_core.backends()[sys.argv[1]])"
 
 
-class Plugins:
-    """Makes wheels of the packages in the folder `source` into `out`. architectures: CUDA's compute capabilities in CMake's
-    form; "": CMake's choice."""
+def project(source: Path, name: str) -> Path:
+    """The folder of the package lowtide-<name> in `source`. The package for CUDA 12 is the one for CUDA 13 with other numbers."""
+    folder = source / "packages" / f"lowtide-{name}"
+    if name == "cuda12":
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(folder.with_name("lowtide-cuda13"), folder, symlinks=True)
+        for file in (folder / "pyproject.toml", folder / "README.md"):
+            text = file.read_text().replace("580", "525")
+            file.write_text(re.sub(r"(cuda|CUDA :: )13", r"\g<1>12", text))
+    return folder
 
-    def __init__(self, work: Work, source: Path, out: Path, architectures: str = "") -> None:
-        self._work, self._source, self._out, self._architectures = work, source, out, architectures
+
+class Plugins:
+    """Makes wheels of the packages in the folder `source` into `out`."""
+
+    def __init__(self, work: Work, source: Path, out: Path) -> None:
+        self._work, self._source, self._out = work, source, out
         self._toolchain = Toolchain(work, ARCHITECTURE)
 
     def make(self, name: str) -> Path:
@@ -50,8 +64,8 @@ class Plugins:
             env["LOWTIDE_CUDA_PLUGIN"] = str(installed)
         said = self._work.run(f"backends with {plugin.name}", [python, "-c", _BACKENDS, backend], env=env, cwd=folder)
         say(f"{plugin.name}: {said.strip()}")
-        if backend == "cuda" and "CUDA 13" not in said:
-            raise Failure(f"{plugin.name} was not loaded: {said}")
+        if backend == "cuda" and f"CUDA {name.removeprefix(backend)}." not in said:
+            raise Failure(f"{plugin.name} was not loaded, or is for another CUDA: {said}")
         if backend == "sycl":
             printed = self._work.run(f"steps with {plugin.name}", [python, BITS, backend], cwd=folder)
             hashes = json.loads(printed.splitlines()[-1])
@@ -69,18 +83,21 @@ class Plugins:
         return audit.repair(self._work, self._wheel(name, settings), ARCHITECTURE, self._out, excluded="libsycl.so.9")
 
     def _cuda(self, name: str) -> Path:
-        [toolkit] = self._work.environment("cuda", CUDA_PACKAGES.read_text()).glob("lib/python*/site-packages/nvidia/cu13")
+        if name == "cuda13":
+            [toolkit] = self._work.environment("cuda", CUDA_PACKAGES.read_text()).glob("lib/python*/site-packages/nvidia/cu13")
+        elif nvcc := shutil.which(os.environ.get("LOWTIDE_NVCC", "")):
+            toolkit = Path(nvcc).resolve().parents[1]
+        else:
+            raise Failure(f"lowtide-{name}: got LOWTIDE_NVCC={os.environ.get('LOWTIDE_NVCC')}, wanted nvcc of CUDA 12.8 or 12.9")
         # CMake searches only these folders for libraries.
         file = self._toolchain.folder / "cuda.cmake"
         write(file, f'include("{self._toolchain.file}")\nlist(APPEND CMAKE_FIND_ROOT_PATH "{toolkit}")\n')
         settings = {"CMAKE_TOOLCHAIN_FILE": str(file), "LOWTIDE_NVCC": str(toolkit / "bin" / "nvcc")}
-        if self._architectures:
-            settings["LOWTIDE_CUDA_ARCHITECTURES"] = self._architectures
         return audit.repair(self._work, self._wheel(name, settings), ARCHITECTURE, self._out, most=CUDA_BYTES)
 
     def _wheel(self, name: str, settings: dict[str, str]) -> Path:
         folder = self._toolchain.folder / f"lowtide-{name}"
         return raw_wheel(
-            self._work, f"wheel of lowtide-{name}", self._source / "packages" / f"lowtide-{name}",
+            self._work, f"wheel of lowtide-{name}", project(self._source, name),
             folder / "build", folder / "raw", settings, self._toolchain.environment(), [],
         )  # fmt: skip

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <iterator>
 
 #include "core/error.h"
@@ -44,23 +45,19 @@ CudaDriver find_cuda_driver(const char* library) {
 
 Plugin load_cuda_plugin(const PluginFolders& folders, const CudaDriver& driver) {
   if (const char* path = getenv("LOWTIDE_CUDA_PLUGIN"); path && *path) return load(path);
+  if (driver.version <= 0) return {nullptr, driver.missing};
+  if (major_of(driver.version) < kOldest.number)
+    return {nullptr,
+            format("got a driver for CUDA %s, wanted one for %d.0 or newer: install NVIDIA's driver, %s or newer",
+                   words_of(driver.version).c_str(), kOldest.number, kOldest.driver)};
+  const int runs = std::min(major_of(driver.version), kMajors[0].number);
+  bool too_new = false;  // a plug-in is present, but needs a newer driver
   Plugin plugin;
-  if (driver.version <= 0) {
-    plugin.missing = driver.missing;
-    return plugin;
-  }
-  if (major_of(driver.version) < kOldest.number) {
-    plugin.missing =
-        format("got a driver for CUDA %s, wanted one for %d.0 or newer: install NVIDIA's driver, %s or newer",
-               words_of(driver.version).c_str(), kOldest.number, kOldest.driver);
-    return plugin;
-  }
-  const Major* too_new = nullptr;  // present, but needs a newer driver
   for (const Major& major : kMajors) {
     const std::string file = find_plugin(folders, "cuda", major.number).string();
     if (file.empty()) continue;
-    if (major_of(driver.version) < major.number) {
-      too_new = &major;
+    if (runs < major.number) {
+      too_new = true;
       continue;
     }
     Plugin found = load(file);
@@ -68,16 +65,16 @@ Plugin load_cuda_plugin(const PluginFolders& folders, const CudaDriver& driver) 
     if (plugin.missing.empty()) plugin.missing = found.missing;
   }
   if (!plugin.missing.empty()) return plugin;
-  if (!too_new && major_of(driver.version) < kMajors[0].number) too_new = &kMajors[0];
+  const std::string pip = pip_install_or("cuda", runs);
   if (too_new)
     plugin.missing = format(
-        "got a driver for CUDA %s, wanted one for %d.0 or newer, of which the plug-in is: install NVIDIA's driver, %s "
-        "or newer, or build from source with CUDA %d",
-        words_of(driver.version).c_str(), too_new->number, too_new->driver, major_of(driver.version));
+        "got a driver for CUDA %s, wanted one for %d.0 or newer, of which the plug-in is: %sbuild from source with "
+        "CUDA "
+        "%d, or install NVIDIA's driver, %s or newer",
+        words_of(driver.version).c_str(), kMajors[0].number, pip.c_str(), runs, kMajors[0].driver);
   else
     plugin.missing = format("no plug-in, %s: %sbuild from source with the CUDA toolkit (-DLOWTIDE_CUDA=ON)",
-                            plugin_file(folders, "cuda", kMajors[0].number).c_str(),
-                            pip_install_or("cuda", kMajors[0].number).c_str());
+                            plugin_file(folders, "cuda", runs).c_str(), pip.c_str());
   return plugin;
 }
 

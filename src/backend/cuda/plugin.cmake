@@ -42,9 +42,7 @@ foreach(lt_arch IN LISTS LOWTIDE_CUDA_ARCHITECTURES)
 endforeach()
 # The newest version's PTX is for future GPUs and the oldest version's for GPUs in between, because machine code runs
 # only on its own major version. PTX is an intermediate result, so it costs no time.
-list(GET LOWTIDE_CUDA_ARCHITECTURES 0 lt_oldest)
-list(GET LOWTIDE_CUDA_ARCHITECTURES -1 lt_newest)
-set(lt_ptx ${lt_oldest} ${lt_newest})
+list(GET LOWTIDE_CUDA_ARCHITECTURES 0 -1 lt_ptx)
 list(REMOVE_DUPLICATES lt_ptx)
 foreach(lt_arch IN LISTS lt_ptx)
   list(APPEND lt_nvcc_flags "--generate-code=arch=compute_${lt_arch},code=compute_${lt_arch}")

@@ -14,10 +14,10 @@ from sass.cubins import Instruction, Kernel, read_code
 EXACT = "_ZN7lowtide11cuda_device11step_kernelINS0_5AdamWENS0_4Fp32EEEvNS0_13StepArgumentsE"
 
 
-def kernel_of(lines: Sequence[str], name: str = "kernel", architecture: str = "sm_90") -> Kernel:
+def kernel_of(lines: Sequence[str], name: str = "kernel") -> Kernel:
     text = "\n".join(f"/*{16 * n:04x}*/ {line} ;" for n, line in enumerate(lines))
     code, _ = read_code(text)
-    return Kernel(name, architecture, registers=32, code=code)
+    return Kernel(name, "sm_90", registers=32, code=code)
 
 
 def test_the_report_finds_lost_and_stray_signs() -> None:

@@ -16,15 +16,15 @@ from lowtide import _core
 
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "tools"))
-from wheels import audit  # noqa: E402
+from wheels import audit, plugins  # noqa: E402
 
 # backend, number, package, extra
 LISTED = re.findall(r'\{"(\w+)", (\d+), "(\w+)", "(\w+)"\}', (ROOT / "src/backend/plugin.h").read_text())
 
 
-def setting(project: str, pattern: str) -> str:
+def setting(project: Path, pattern: str) -> str:
     """The only match of a pattern in a project's pyproject.toml."""
-    [found] = re.findall(pattern, (ROOT / project / "pyproject.toml").read_text(), re.M)
+    [found] = re.findall(pattern, (project / "pyproject.toml").read_text(), re.M)
     return str(found)
 
 
@@ -82,15 +82,18 @@ print(_core.backends()["cpu"]["available"], _core.backends()["sycl"]["detail"])
     assert said.startswith("True") and "no plug-in" in said
 
 
-def test_extras_pin_the_packages_of_the_same_version(figure):
-    assert len(LISTED) == 2
+def test_extras_pin_the_packages_of_the_same_version(tmp_path, figure):
+    shutil.copytree(ROOT / "packages", tmp_path / "packages", symlinks=True)
+    assert len(LISTED) == 3
     for backend, number, package, extra in LISTED:
         name = package.replace("_", "-")
-        pinned = setting(".", rf'^{extra} = \["([^;"]+)')
+        pinned = setting(ROOT, rf'^{extra} = \["([^;"]+)')
         assert pinned == f"{name}=={lowtide.__version__}"
-        assert setting(f"packages/{name}", '^name = "(.*)"') == name
-        assert setting(f"packages/{name}", '^wheel.install-dir = "(.*)"') == package
-        assert setting(f"packages/{name}", '^input = "(.*)"') == "../../include/lowtide/version.h"
+        project = plugins.project(tmp_path, extra)
+        assert setting(project, '^name = "(.*)"') == name
+        assert setting(project, '^wheel.install-dir = "(.*)"') == package
+        assert setting(project, '^input = "(.*)"') == "../../include/lowtide/version.h"
+        assert backend != "cuda" or setting(project, r"NVIDIA CUDA :: (\d+)") == number
         figure(f"lowtide[{extra}] brings {pinned}, with {package}/liblowtide_{backend}{number}.so")
 
 
