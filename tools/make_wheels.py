@@ -50,6 +50,8 @@ def arguments() -> argparse.Namespace:
         for word in got:
             if word not in known:
                 parser.error(f"{name}: got {word}, wanted some of {','.join(known)}")
+    if "cuda12" in args.plugins and not os.access(nvcc := os.environ.get("LOWTIDE_NVCC", ""), os.X_OK):
+        parser.error(f"--plugins cuda12: got LOWTIDE_NVCC={nvcc!r}, wanted the path of nvcc of CUDA 12.8 or 12.9")
     return args
 
 

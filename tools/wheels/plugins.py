@@ -85,10 +85,8 @@ class Plugins:
     def _cuda(self, name: str) -> Path:
         if name == "cuda13":
             [toolkit] = self._work.environment("cuda", CUDA_PACKAGES.read_text()).glob("lib/python*/site-packages/nvidia/cu13")
-        elif nvcc := shutil.which(os.environ.get("LOWTIDE_NVCC", "")):
-            toolkit = Path(nvcc).resolve().parents[1]
         else:
-            raise Failure(f"lowtide-{name}: got LOWTIDE_NVCC={os.environ.get('LOWTIDE_NVCC')}, wanted nvcc of CUDA 12.8 or 12.9")
+            toolkit = Path(os.environ["LOWTIDE_NVCC"]).resolve().parents[1]
         # CMake searches only these folders for libraries.
         file = self._toolchain.folder / "cuda.cmake"
         write(file, f'include("{self._toolchain.file}")\nlist(APPEND CMAKE_FIND_ROOT_PATH "{toolkit}")\n')
