@@ -123,7 +123,7 @@ struct LaneBlocks {
   // most common form. Otherwise registers would spill (tools/cubin_report.py).
   static constexpr bool kLoadsAhead =
       C::kScaled && (K < 2 || (K == 2 && std::is_same_v<C, Dynamic8> && !std::is_base_of_v<Lamb, R>));
-  static constexpr bool kHasCommon = K <= 2;
+  static constexpr bool kHasCommon = K <= 2 && kHasBf16;
 
   struct Words {
     LaneWeights weights;

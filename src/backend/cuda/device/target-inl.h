@@ -23,6 +23,13 @@ LT_FN u32 id_in_group() { return threadIdx.x; }
 LT_FN i64 item_id() { return static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; }
 LT_FN i64 item_count() { return static_cast<i64>(gridDim.x) * blockDim.x; }
 
+// Compute capability 7.5 does not compute in bfloat16, so such weights are rare there, and have no code of their own.
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ < 800
+inline constexpr bool kHasBf16 = false;
+#else
+inline constexpr bool kHasBf16 = true;
+#endif
+
 // Compute capability 8.0 brought an instruction for each of the next three; 7.5 and the tests' emulation do without. The
 // bits are the same: the hardware also rounds to nearest even, including denormals. A NaN stays a NaN.
 #if __CUDA_ARCH__ >= 800
