@@ -84,7 +84,6 @@ cudaError_t find_capture(cudaStream_t stream, bool& captured) {
 }
 
 cudaError_t find_device(cudaStream_t stream, int& ordinal) {
-#if CUDART_VERSION >= 12080
   bool captured = false;
   if (const cudaError_t code = find_capture(stream, captured); code != cudaSuccess || captured) return code;
   int found = -1;
@@ -95,9 +94,6 @@ cudaError_t find_device(cudaStream_t stream, int& ordinal) {
     return code;
   else
     cudaGetLastError();  // an older driver cannot tell
-#else
-  static_cast<void>(stream), static_cast<void>(ordinal);
-#endif
   return cudaSuccess;
 }
 
