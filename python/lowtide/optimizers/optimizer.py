@@ -33,13 +33,12 @@ from lowtide.optimizers import describe, partitions, rebinding
 from lowtide.optimizers.backward import InBackward, StepInBackward, in_backward, options_of
 from lowtide.optimizers.clipping import LOSS_SCALING, Clipper, LossScaling, Queued, loss_scaling
 from lowtide.optimizers.oom_guard import OomGuard
-from lowtide.optimizers.single_steps import SingleSteps
 from lowtide.options import overrides
 from lowtide.options.hyper import check_on_host, plain_betas
 from lowtide.options.options import (
     DEFAULTS, WHOLE_OPTIMIZER, Options, Settings, check_kinds, check_options, show_options, warn_of_misspelt,
 )  # fmt: skip
-from lowtide.report.fields import Report, ShownReport
+from lowtide.report.fields import CoreReport, Report, ShownReport
 from lowtide.report.log import Residency, Skips, is_called_by, logger
 from lowtide.state import dicts, files, restore, spread, torch_dict, views
 from lowtide.state.carried import as_tensors, own_numbers
@@ -74,7 +73,7 @@ def _alone(method: Method) -> Method:
     return cast("Method", call)
 
 
-class Optimizer(SingleSteps, torch.optim.Optimizer):
+class Optimizer(torch.optim.Optimizer):
     """Base class; use `AdamW`, `Lion`, `SGD` or another class from docs/rules.md.
 
     Parameters: dense tensors of float32, bfloat16 or float16, of any shape and any strides without overlapping elements, or
@@ -99,6 +98,8 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
     WAITS_FOR_CLIPS: ClassVar[bool] = False  # steps cannot take a clip that a device is still computing
     REFUSES: ClassVar[Mapping[str, str]] = {}  # options that the class refuses, and why
     engine: Engine  # internal: the compiled core and its parameters
+    _numbers: dict[int, int] | None = None  # numbers of parameters by id, until the groups change
+    _steps_single = False  # whether some parameters of a group were stepped alone
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -381,7 +382,7 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
         try:
             if partitions.check_part(part, self.param_groups):
                 StepInBackward.refuse_norms(self.engine, "step of some parameters of a group")
-                self.steps_single = True
+                self._steps_single = True
             self._follow_groups()
             self._step_gradients(partitions.shown(self.engine, part))
         finally:
@@ -430,6 +431,39 @@ class Optimizer(SingleSteps, torch.optim.Optimizer):
             self._clipper.clip = None
         if engine.awaited:
             self._adopt_new_state()
+
+    def step_param(self, param: torch.Tensor, group: Mapping[str, Any] | None = None) -> None:
+        """Steps one parameter by its gradient, which stays. For trainers that step in their own hooks of backward, with the
+        arguments of kohya-ss's fused backward pass. Options come from the parameter's group in `param_groups`; `group` is
+        ignored. Free the gradient afterwards, because `step()` steps every parameter that still has one. Clip it before, by value
+        or by the norm of the last step's gradients; if gradients accumulate, call this in the last backward only. Call it from
+        one thread at a time.
+
+        Raises like `step`; also ValueError for a tensor that is in no group, with step_in_backward, and with max_grad_norm or
+        max_grad_spike, because the norm of all gradients is not known yet."""
+        expect(self.in_backward is None, "step_param", f"{self._backward_options}", "no option that works in backward")
+        StepInBackward.refuse_norms(self.engine, "step_param")
+        self._follow_groups()
+        if self._numbers is None:
+            self._numbers = {id(each): number for number, each in enumerate(self.engine.tensors)}
+        number = self._numbers.get(id(param))
+        if number is None:
+            raise ValueError(f"step_param: got a {type(param).__name__} of no group, wanted a parameter of this optimizer")
+        with torch.no_grad():
+            self._step_gradients([number])
+        self._steps_single = True
+
+    def step_parameter(self, param: torch.Tensor, group: Mapping[str, Any] | None = None, index: int = 0) -> None:
+        """`step_param` under OneTrainer's name, with its arguments. `index`, the parameter's place in its group, is ignored."""
+        self.step_param(param, group)
+
+    def _steps(self, report: CoreReport) -> int:
+        """The user's steps, where the core, which made this report, counts steps of buckets or of single parameters."""
+        if self.in_backward and self.in_backward.steps is not None:
+            return self.in_backward.steps
+        if self._steps_single:
+            return max(self.engine.core_of(i).step_count(i) for i in range(len(self.engine.params)))
+        return report["steps"]
 
     def _told(self, found: int) -> tuple[int, str]:
         """Details for `Skips.look`: the number of steps, and what is not finite. found: as `_step_core` returns it. The number of

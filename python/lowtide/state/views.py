@@ -13,8 +13,7 @@ from lowtide.devices.places import HOST
 from lowtide.devices.sharding import ROW_MOMENT, local_of
 from lowtide.engine.cores import RESIDUAL
 from lowtide.engine.engine import Engine
-from lowtide.state.elsewhere import Elsewhere, Shown
-from lowtide.state.source import Source
+from lowtide.state.elsewhere import Elsewhere, Shown, Source
 
 MOMENTUM = "momentum_buffer"  # in SGD, exists only with momentum
 
