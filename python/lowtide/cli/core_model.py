@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from lowtide.planning.rates import seconds_of
 
 _CACHE_BYTES = 512 << 10  # fits the second-level cache of all but old cores
 _ROUNDS = 40
@@ -35,12 +35,6 @@ class Model:
     threads: int
     saturating: int  # cores that use up the memory rate
     element_seconds: float  # per element on all threads: a lower bound
-
-
-def seconds_of(step: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
 
 
 def adder(elements: int) -> tuple[Callable[[], object], int]:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from lowtide import _core
-from lowtide.cli.core_model import adder, seconds_of
+from lowtide.cli.core_model import adder
 from lowtide.cli.waiting import Waiting
 from lowtide.devices.places import ram, ram_free
 from lowtide.memory.forecast import disk_info
-from lowtide.planning.rates import measure_rates
+from lowtide.planning.rates import measure_rates, seconds_of
 
 _MUCH = 0.1  # chosen: a larger share changes a rate by more than its runs differ
 

@@ -20,7 +20,7 @@ import torch
 
 from lowtide import _core
 from lowtide.cli import core_model
-from lowtide.cli.core_model import adder, seconds_of
+from lowtide.cli.core_model import adder
 from lowtide.cli.machine import doubts_since, processor_seconds
 from lowtide.cli.waiting import Waiting
 from lowtide.memory.budgets import Memory
@@ -28,7 +28,7 @@ from lowtide.memory.forecast import disk_info
 from lowtide.optimizers.optimizer import Optimizer
 from lowtide.optimizers.classes import CLASSES
 from lowtide.planning.forecasts import forecast
-from lowtide.planning.rates import Rates
+from lowtide.planning.rates import Rates, seconds_of
 
 _ROW = 4096
 _LARGE_SPREAD = 0.2  # chosen: with a larger spread, rounds of contenders that differ by less overlap

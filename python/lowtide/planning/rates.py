@@ -168,7 +168,7 @@ def layers_rates(of: Decoder, kind: torch.dtype, seq: int, batch: int) -> dict[s
     def rate(weights: list[torch.Tensor], forward: Callable[[], torch.Tensor], operations: float) -> float:
         for weight in weights:
             weight.requires_grad_()
-        return 3 * operations / _seconds_of(lambda: torch.autograd.grad(found := forward(), weights, torch.ones_like(found)))
+        return 3 * operations / _median_seconds(lambda: torch.autograd.grad(found := forward(), weights, torch.ones_like(found)))
 
     table, rows, targets = torch.rand(of.vocabulary, of.hidden, dtype=kind), given.flatten(0, 1).clone(), torch.zeros(batch * seq, dtype=torch.int64)
     weights = [weight for each in layers for name, weight in each.items() if not name.endswith((".bias", "q.norm", "k.norm"))]
@@ -214,8 +214,8 @@ def weights_rates(disk: str, unit: int, of: Decoder, kind: torch.dtype, tokens: 
     changes = []
     for _ in range(3):
         for found in (times, beside):
-            found.append([_beside(act, compute) if found is beside else (_timed(act), 1.0) for act in (write, read)])
-            changes.append(_timed(lambda: pages.add_(1)))
+            found.append([_beside(act, compute) if found is beside else (seconds_of(act), 1.0) for act in (write, read)])
+            changes.append(seconds_of(lambda: pages.add_(1)))
     alone, both = ([[median(each) for each in zip(*of, strict=True)] for of in zip(*found, strict=True)] for found in (times, beside))
     return {
         "write_weights": size / alone[0][0], "read_weights": size / alone[1][0], "change_weights": size / median(changes),
@@ -226,26 +226,26 @@ def weights_rates(disk: str, unit: int, of: Decoder, kind: torch.dtype, tokens: 
 def _beside(act: Callable[[], object], compute: Callable[[], object]) -> tuple[float, float]:
     """The seconds of `act` in a thread of its own while another computes, and the share of its speed that the other keeps."""
     with ThreadPoolExecutor(1) as pool:
-        count, began, done = 0, perf_counter(), pool.submit(_timed, act)
+        count, began, done = 0, perf_counter(), pool.submit(seconds_of, act)
         while not (count and done.done()):
             compute()
             count += 1
         both = perf_counter() - began
-    return done.result(), min(_timed(lambda: [compute() for _ in range(count)]) / both, 1.0)
+    return done.result(), min(seconds_of(lambda: [compute() for _ in range(count)]) / both, 1.0)
 
 
-def _timed(act: Callable[[], object]) -> float:
+def seconds_of(act: Callable[[], object]) -> float:
     began = perf_counter()
     act()
     return perf_counter() - began
 
 
-def _seconds_of(work: Callable[[], object], least: float = 1.0) -> float:
+def _median_seconds(work: Callable[[], object], least: float = 1.0) -> float:
     """The median of its runs: at least five, and `least` seconds."""
     work()
     times: list[float] = []
     while len(times) < 5 or sum(times) < least:
-        times.append(_timed(work))
+        times.append(seconds_of(work))
     return median(times)
 
 
