@@ -1,4 +1,4 @@
-// Moves parameters by signs. Include in a target's namespace after words-inl.h and members-inl.h.
+// Moves parameters by signs. Include in a target's namespace after words-inl.h.
 
 // 32 members handle the 32 elements of a word of signs, and read the same words.
 LT_FN void apply_blocks(const DeviceItem* items, const i64* starts, i64 count, i64 blocks) {

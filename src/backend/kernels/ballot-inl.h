@@ -1,4 +1,4 @@
-// Makes signs in step_blocks instead of a step. Include in a target's namespace after words-inl.h and members-inl.h.
+// Makes signs in step_blocks instead of a step. Include in a target's namespace after words-inl.h.
 
 // Sets the signs from `first` on that are set in `word`, in memory that others write concurrently. Touches only the
 // aligned 4-byte words that hold them.

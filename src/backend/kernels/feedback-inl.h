@@ -1,5 +1,5 @@
 // Error feedback, in one kernel for all codecs, whose specific parts are small. Unrolled loops would triple the
-// drivers' compile time. Include in a target's namespace after words-inl.h, members-inl.h and portable/feedback.h.
+// drivers' compile time. Include in a target's namespace after words-inl.h and portable/feedback.h.
 
 // 32 members process two blocks at a time with 16 work-items each, which are the lanes of the sum. A work-item has
 // values kFeedbackLanes * j + lane of its block.

@@ -1,6 +1,6 @@
 // The driver of norms: decode -> terms -> sums of squares. 32 members, the lanes of the sums, take a block of 256
 // elements at a time. Unrolled loops would triple the drivers' compile time. Include in a target's namespace after
-// step-inl.h and the target's members-inl.h.
+// step-inl.h.
 
 static_assert(kNormLanes == 32 && kBlock % kNormLanes == 0);
 inline constexpr int kNormRounds = kBlock / kNormLanes;

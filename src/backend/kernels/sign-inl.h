@@ -1,5 +1,5 @@
-// Packs signs to bits and unpacks them, for an element type T. Include in a target's namespace after words-inl.h,
-// members-inl.h and portable/feedback.h.
+// Packs signs to bits and unpacks them, for an element type T. Include in a target's namespace after words-inl.h
+// and portable/feedback.h.
 
 // Words that are packed side by side.
 inline constexpr int kAtOnce = 8;

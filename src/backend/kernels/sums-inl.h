@@ -1,7 +1,7 @@
 // Exact sums of magnitudes or of their squares, and the largest magnitude. 32 members take 256 elements at a time. Each
 // adds its terms as 128-bit integers, and all 32 agree on the place of bit 0. Squares of 32 binades, or magnitudes of
 // 63, fit above that place; if others come, the sum so far goes to memory and the place moves. Include in a target's
-// namespace after device-inl.h, the target's members-inl.h and atomic_add, which returns the previous value.
+// namespace after device-inl.h.
 
 inline constexpr int kSumRounds = kBlock / 32;
 inline constexpr u32 kInfinityBits = 0x7f800000u;

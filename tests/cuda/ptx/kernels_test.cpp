@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "backend/cpu/cpu_backend.h"
-#include "backend/cuda/device/clip.h"
+#include "backend/cuda/device/launch.h"
 #include "backend/kernels/items.h"
 #include "backend/kernels/sums.h"
 #include "core/exact_sum.h"

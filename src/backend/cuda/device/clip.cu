@@ -1,6 +1,4 @@
 // Clips for which the host does not wait: the device computes the factor and puts it into the step's items.
-#include "backend/cuda/device/clip.h"
-
 #include "backend/gradient_limit.h"
 
 #include "backend/cuda/device/prelude.inc"

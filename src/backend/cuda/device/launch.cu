@@ -3,7 +3,6 @@
 #include <mutex>
 #include <utility>
 
-#include "backend/cuda/device/steps.h"
 #include "backend/cuda/device/prelude.inc"
 
 static __global__ void finish_replay_kernel(cuda_kernels::ReplayState* replay) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "backend/kernels/clip.h"
 #include "backend/kernels/items.h"
 #include "backend/kernels/sums.h"
 #include "lowtide/tensor.h"
@@ -47,6 +48,13 @@ struct StepLaunch {
   const ReplayState* replay = nullptr;  // of a recorded step
 };
 cudaError_t step(const StepLaunch& launch, const Queue& queue);
+// The steps of each rule, which has a .cu file, and another for its fast steps, if any (step_rule.inc).
+#define LT_RULE(number, name, R)                                         \
+  cudaError_t step_##name(const StepLaunch& launch, const Queue& queue); \
+  cudaError_t step_fast_##name(const StepLaunch& launch, const Queue& queue);
+#include "portable/rules.def"
+#undef LT_RULE
+
 // Counts the replay. Queue this after the launches of a recorded step.
 cudaError_t finish_replay(ReplayState* replay, const Queue& queue);
 
@@ -80,6 +88,30 @@ cudaError_t apply_signs(const kernels::DeviceItem* items, const int64_t* starts,
 cudaError_t feedback(const kernels::DeviceFeedback* item, const unsigned char* const* ballots,
                      const uint16_t* const* ballot_scales, const uint32_t* weights, const void* tables, int64_t signs,
                      const Queue& queue);
+
+// Adds the squares of the items' gradients to the parts.
+cudaError_t sum_squares(const kernels::DeviceItem* items, const int64_t* starts, int64_t count, int64_t tiles,
+                        kernels::SumParts* parts, const Queue& queue);
+cudaError_t merge_sums(const kernels::SumParts* parts, kernels::Sums* sums, const Queue& queue);
+
+// Adds the terms of the items to kTermSums parts, for an LT_SUM_RULE.
+cudaError_t sum_terms(int rule, int codec, const kernels::DeviceItem* items, const int64_t* starts, int64_t count,
+                      int64_t tiles, const void* tables, kernels::SumParts* parts, const Queue& queue);
+
+// For clips for which the host does not wait. Computes *clip and, if `norm` is not nullptr, stores the norm as float32.
+cudaError_t clip(const kernels::Sums* sums, const kernels::ClipTo& to, kernels::Clip* clip, float* norm,
+                 const Queue& queue);
+// Sets *first to kNoItem, or to 0 if *scaling.found_inf is above 0. Divides the clip's factor, which is 1 unless
+// measured, by the loss scale.
+cudaError_t loss_scaling(const LossScaling& scaling, kernels::Clip* clip, bool is_measured, uint32_t* first,
+                         const Queue& queue);
+// Multiplies the gradient factors of the items by the clip's factor and by `scale`, rounding once.
+cudaError_t scale_items(kernels::DeviceItem* items, int64_t count, const kernels::Clip* clip, double scale,
+                        const Queue& queue);
+// Does first_nonfinite() of the scaled items, unless the norm shows that all gradients are finite.
+cudaError_t first_nonfinite_behind(const kernels::Clip* clip, double scale, const kernels::DeviceItem* items,
+                                   const int64_t* starts, int64_t count, int64_t tiles, uint32_t* first,
+                                   const Queue& queue);
 
 // Returns true if this build has code that runs on the current device.
 bool has_code();

@@ -1,8 +1,6 @@
 // Norms of whole parameters, for each rule with terms and each codec, and the arguments that use them.
 #include "backend/cuda/device/prelude.inc"
 #include "backend/kernels/step-inl.h"
-#include "backend/kernels/members-inl.h"
-#include "backend/cuda/device/members-inl.h"
 #include "backend/kernels/norms-inl.h"
 #include "backend/cuda/device/tiles-inl.h"
 #include "backend/cuda/device/real-inl.h"

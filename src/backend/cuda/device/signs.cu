@@ -3,8 +3,6 @@
 #include "portable/sign.h"
 #include "portable/feedback.h"
 #include "backend/kernels/words-inl.h"
-#include "backend/kernels/members-inl.h"
-#include "backend/cuda/device/members-inl.h"
 #include "backend/kernels/sign-inl.h"
 #include "backend/kernels/vote-inl.h"
 #include "backend/kernels/apply-inl.h"

@@ -1,6 +1,6 @@
 // Provides what the kernels (backend/kernels) require of their target, here CUDA: a thread's identity and cooperation.
-// Included in the namespace of a .cu file after the portable kernels. Launches are one-dimensional; the members of
-// kernels of signs are warps of 32. Threads meet only in uniform code, all 32.
+// Included in the namespace of a .cu file after the portable kernels. Launches are one-dimensional. Threads meet only
+// in uniform code, all 32.
 
 inline constexpr i64 kBlocksOfTile = cuda_kernels::kTileBlocks;
 inline constexpr u32 kAllLanes = ~0u;
@@ -72,7 +72,31 @@ LT_FN u32 max_of_group(u32 x) {
 // After this call, the group can read what its members wrote before it.
 LT_FN void meet_in_group() { __syncthreads(); }
 
+// Returns the previous value.
+LT_FN u32 atomic_add(u32* word, u32 x) { return atomicAdd(word, x); }
 LT_FN void atomic_or(u32* word, u32 x) { atomicOr(word, x); }
 LT_FN void atomic_min(u32* word, u32 x) {
   if (x < *static_cast<volatile u32*>(word)) atomicMin(word, x);
+}
+
+// Members are 32 consecutive work-items of a group, whose ballot is a word of 32 signs; here warps. This is a
+// work-item's position: `lane` of the members `mine` of `all`.
+struct Member {
+  u32 lane;
+  i64 mine, all;
+};
+LT_FN Member this_member() { return {threadIdx.x % 32, item_id() / 32, item_count() / 32}; }
+
+LT_FN u32 ballot(bool plus) { return __ballot_sync(kAllLanes, plus); }
+template <class T>
+LT_FN T from_lane(T x, u32 lane) {
+  return __shfl_sync(kAllLanes, x, static_cast<int>(lane));
+}
+template <class T>
+LT_FN T from_lane_above(T x, u32 distance) {
+  return __shfl_down_sync(kAllLanes, x, distance);
+}
+template <class T>
+LT_FN T from_lane_xor(T x, u32 mask) {
+  return __shfl_xor_sync(kAllLanes, x, static_cast<int>(mask));
 }

@@ -1,13 +1,10 @@
 #include "backend/cuda/host/cuda_backend.h"
 
-#include <functional>
 #include <map>
 #include <utility>
 #include <vector>
 
-#include "backend/cuda/device/clip.h"
 #include "backend/cuda/device/launch.h"
-#include "backend/cuda/device/sums.h"
 #include "backend/cuda/host/cuda_device.h"
 #include "backend/cuda/host/guards.h"
 #include "backend/cuda/host/recorded_step.h"

@@ -20,8 +20,42 @@ LT_FN void meet_in_group() { sycl::group_barrier(this_item().get_group()); }
 
 using AtomicWord = sycl::atomic_ref<u32, sycl::memory_order::relaxed, sycl::memory_scope::device,
                                     sycl::access::address_space::global_space>;
+// Returns the previous value.
+LT_FN u32 atomic_add(u32* word, u32 x) { return AtomicWord(*word).fetch_add(x); }
 LT_FN void atomic_or(u32* word, u32 x) { AtomicWord(*word).fetch_or(x); }
 LT_FN void atomic_min(u32* word, u32 x) {
   const AtomicWord smallest(*word);
   if (x < smallest.load()) smallest.fetch_min(x);
+}
+
+// Members are 32 consecutive work-items of a group, whose ballot is a word of 32 signs; here sub-groups, in
+// programs of LT_SYCL_SIGN_KERNELs only. This is a work-item's position: `lane` of the members `mine` of `all`.
+struct Member {
+  u32 lane;
+  i64 mine, all;
+};
+LT_FN sycl::sub_group sub_group() { return this_item().get_sub_group(); }
+
+LT_FN Member this_member() {
+  const i64 in_group = sub_group().get_group_linear_range();
+  return {static_cast<u32>(sub_group().get_local_linear_id()),
+          in_group * group_id() + static_cast<i64>(sub_group().get_group_linear_id()), in_group * group_count()};
+}
+
+LT_FN u32 ballot(bool plus) {
+  u32 word = 0;
+  sycl::ext::oneapi::group_ballot(sub_group(), plus).extract_bits(word);
+  return word;
+}
+template <class T>
+LT_FN T from_lane(T x, u32 lane) {
+  return sycl::select_from_group(sub_group(), x, lane);
+}
+template <class T>
+LT_FN T from_lane_above(T x, u32 distance) {
+  return sycl::shift_group_left(sub_group(), x, distance);
+}
+template <class T>
+LT_FN T from_lane_xor(T x, u32 mask) {
+  return sycl::permute_group_by_xor(sub_group(), x, mask);
 }
