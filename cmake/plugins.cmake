@@ -4,7 +4,7 @@ set(lt_src "${PROJECT_SOURCE_DIR}/src")
 # Sources of the library of which each plug-in has its own copy.
 set(lt_plugin_core_sources
     "${lt_src}/backend/backend.cpp" "${lt_src}/backend/catalog.cpp" "${lt_src}/backend/signs.cpp"
-    "${lt_src}/core/error.cpp" "${lt_src}/core/forks.cpp" "${lt_src}/core/layout.cpp")
+    "${lt_src}/core/error.cpp" "${lt_src}/core/layout.cpp")
 
 # Host code: the backend's own in this folder, and the code that all backends with kernels share.
 function(lt_plugin_host_sources folder out)

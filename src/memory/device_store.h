@@ -16,12 +16,11 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "backend/device.h"
 #include "core/buffer.h"
-#include "core/forks.h"
+#include "core/process.h"
 #include "memory/device_queues.h"
 #include "memory/disk_ring.h"
 #include "memory/residency.h"

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "core/env.h"
-#include "core/forks.h"
+#include "core/process.h"
 
 namespace lowtide {
 

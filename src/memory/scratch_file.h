@@ -17,7 +17,7 @@
 
 #include "core/buffer.h"
 #include "core/env.h"
-#include "core/forks.h"
+#include "core/process.h"
 #include "memory/descriptor.h"
 #include "memory/directory_lock.h"
 #include "memory/transfers.h"

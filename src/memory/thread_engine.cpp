@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/signals.h"
+#include "core/process.h"
 #include "memory/io_engine.h"
 
 namespace lowtide {

@@ -12,8 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/forks.h"
-#include "core/signals.h"
+#include "core/process.h"
 
 namespace lowtide {
 

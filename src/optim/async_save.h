@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/buffer.h"
-#include "core/forks.h"
+#include "core/process.h"
 #include "optim/saved_parts.h"
 
 namespace lowtide {

@@ -4,7 +4,7 @@
 #include <initializer_list>
 
 #include "backend/cuda/host/code.h"
-#include "core/forks.h"
+#include "core/process.h"
 
 namespace lowtide::cuda_host {
 namespace {
