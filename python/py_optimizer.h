@@ -22,7 +22,6 @@
 #include "lowtide/optimizer.h"
 #include "optim/carried.h"
 #include "optim/gradient_norm.h"
-#include "optim/term_sums.h"
 #include "param_binding.h"
 #include "python_allocator.h"
 

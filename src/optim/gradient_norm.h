@@ -1,10 +1,12 @@
-// The norm of all gradients of an optimizer, and the clip that limits it.
+// Sums over all gradients of an optimizer: their norm, with the clip that limits it, and the terms of rules that step
+// by sums (Prodigy).
 #pragma once
 
 #include <span>
 
 #include "backend/cpu/gradient_sums.h"
 #include "backend/kernels/clip.h"
+#include "backend/term_sums.h"
 #include "lowtide/optimizer.h"
 
 namespace lowtide {
@@ -12,6 +14,11 @@ namespace lowtide {
 // Reads the gradients once. On a device this runs after the work queued on `stream`, and the call waits. Throws
 // kInvalidArgument for gradients that a step would refuse.
 cpu::GradientSums gradient_sums(Optimizer& of, std::span<const Gradient> grads, void* stream);
+
+// Reads gradients and states once; changes nothing but that states may be allocated. Add up the sums of all optimizers
+// and processes that share parameters, and give them to each step as StepOptions::sums. Throws kInvalidArgument for
+// gradients that a step would refuse; other sums that are not finite tell of gradients that are not.
+TermSums term_sums(Optimizer& of, std::span<const Gradient> grads, const StepOptions& options);
 
 // Throws kInvalidArgument if the gradient factor is not finite in float32.
 void check_grad_scale(double scale);

@@ -10,9 +10,9 @@
 
 #include "backend/device.h"
 #include "backend/random_keys.h"
+#include "backend/term_sums.h"
 #include "optim/carried.h"
 #include "optim/param_table.h"
-#include "optim/term_sums.h"
 
 namespace lowtide {
 

@@ -12,7 +12,6 @@
 #include "optim/hyper.h"
 #include "optim/optimizer_impl.h"
 #include "optim/step_plan.h"
-#include "optim/term_sums.h"
 
 namespace lowtide {
 namespace {
