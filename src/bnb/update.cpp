@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "backend/catalog.h"
 #include "bnb/map8.h"

@@ -1,6 +1,5 @@
 // The sign collective of the C interface.
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "capi/guard.h"

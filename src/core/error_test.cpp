@@ -1,8 +1,6 @@
 // Claims: messages escape control characters in whatever they quote and leave all other text unchanged.
 #include "core/error.h"
 
-#include <cerrno>
-
 #include "support/test.h"
 
 namespace lowtide::testing {

@@ -1,7 +1,6 @@
 #include "core/layout.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "core/error.h"

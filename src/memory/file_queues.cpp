@@ -4,8 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "core/error.h"
-
 namespace lowtide {
 void FileQueues::begin_step(const ChunkWork& work, int threads, bool changes) {
   // Reserve memory, because a running transfer must not be forgotten if memory runs out: one read and one write per

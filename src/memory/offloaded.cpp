@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <deque>
 
-#include "core/error.h"
 #include "memory/checksum.h"
 
 namespace lowtide {

@@ -4,8 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "core/error.h"
-
 namespace lowtide {
 
 StateStore::StateStore(Env& env, StoreOptions options)

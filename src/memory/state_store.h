@@ -5,7 +5,6 @@
 // state then still run to their end and throw KeptInMemory. They throw kIo if a chunk cannot be read or is damaged.
 #pragma once
 
-#include <exception>
 #include <memory>
 #include <span>
 #include <vector>

@@ -4,7 +4,6 @@
 
 #include <malloc.h>
 
-#include "core/error.h"
 #include "support/faulty_env.h"
 #include "support/mapped_bytes.h"
 #include "support/test.h"

@@ -13,7 +13,6 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
-#include <vector>
 
 #include "backend/backend.h"
 #include "backend/catalog.h"

@@ -1,7 +1,6 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "core/error.h"
 #include "memory/descriptor.h"

@@ -1,11 +1,9 @@
 #include "optim/device_steps.h"
 
-#include <algorithm>
 #include <exception>
 
 #include "backend/gradient_reader.h"
 #include "backend/replays.h"
-#include "core/error.h"
 #include "optim/gradient_norm.h"
 
 namespace lowtide {

@@ -1,5 +1,4 @@
 // Converts weights and residuals to floats and back, outside of steps.
-#include <cstring>
 
 #include "backend/catalog.h"
 #include "core/error.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "backend/cpu/cpu_backend.h"
-#include "core/sizes.h"
 #include "optim/gradient_norm.h"
 #include "optim/optimizer_impl.h"
 

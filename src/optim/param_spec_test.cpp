@@ -2,7 +2,6 @@
 // optimizer's state is what the spec describes.
 #include "optim/param_spec.h"
 
-#include "core/error.h"
 #include "lowtide/planning.h"
 #include "support/test.h"
 

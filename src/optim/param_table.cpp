@@ -8,7 +8,6 @@
 #include "backend/registry.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
-#include "optim/hyper.h"
 
 namespace lowtide {
 namespace {

@@ -4,7 +4,6 @@
 
 #include "backend/plugin_backend.h"
 #include "core/error.h"
-#include "core/sizes.h"
 #include "optim/gradient_norm.h"
 #include "optim/hyper.h"
 

@@ -1,6 +1,5 @@
 // One phase: every rank gets every whole ballot and votes on all signs. One phase takes only one latency but sends
 // (ranks - 1) ballots, so it suits few ranks or few signs.
-#include <cstring>
 
 #include "sign/exchange.h"
 #include "sign/shard_messages.h"

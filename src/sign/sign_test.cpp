@@ -2,7 +2,6 @@
 // ballots, invalid calls are refused, and several callers may run at the same time.
 #include "lowtide/sign.h"
 
-#include "core/error.h"
 #include "sign/sign_on.h"
 #include "support/sign_reference.h"
 #include "support/test.h"

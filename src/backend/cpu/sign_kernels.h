@@ -3,7 +3,6 @@
 // instead of arrays of floats.
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <utility>
 
 #include "backend/cuda/host/events.h"
 #include "backend/cuda/host/memory.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <list>
-#include <utility>
 
 #include "backend/kernels/device_backend.h"
 #include "backend/sycl/host/errors.h"
