@@ -136,8 +136,8 @@ def page() -> str:
         "| device | on the device | on the device |",
         "| RAM | on the device | on the device as far as there is room, the rest in RAM |",
         "| streams ([`lowtide.stream`](offload.md#weights-on-one-gpu)) | in RAM, as are their gradients; each layer is copied to the device for its computation, and stepped by the CPU | in RAM |",
-        "| … + 42 | as without \"+ 42\" | 42 GB on the disk, the rest in RAM |",
-        "| CPU | in RAM; the device has no room for even one layer, so the CPU does all computation | in RAM |",
+        "| … + 42 | as without \"+ 42\" | 42 GB on the disk, the rest as without \"+ 42\" |",
+        "| CPU | in RAM; one layer with its gradients and activations exceeds the device, so the CPU does all computation | in RAM |",
         "| disk 42 | as with \"streams\", but on the disk, because RAM has no room for them | on the disk; together with weights, it takes 42 GB there |",
         "",
         *table(["model", "GB of RAM", *(f"{size}\u00a0GB" for size in SIZES)], [
