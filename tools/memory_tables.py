@@ -154,7 +154,7 @@ def page() -> str:
             ["`master=\"stochastic\"`", *in_ram(master="stochastic")],
             ["`master=\"stochastic\"`, `step_in_backward=True`", *in_ram(master="stochastic", step_in_backward=True)],
         ]),
-        "If state is on a disk and parameters are stepped in backward, RAM holds only weights (2 bytes per parameter) and one layer's gradients.",
+        "If state is on a disk and parameters are stepped in backward, RAM holds weights (2 bytes per parameter), one layer's gradients and buffers.",
         "",
         "## Optimizer state, GB",
         "",
