@@ -147,6 +147,7 @@ class Muon(Optimizer):
 
     FAMILY = MuonFamily
     WAITS_FOR_CLIPS = True
+    NO_GRAPH = "a step is several calls, and the host decides on them"
     NOT_CYCLED = ("betas",)  # torch's schedulers would cycle them instead of `momentum`
     _planned: _Plan | None = None
 
@@ -207,7 +208,6 @@ class Muon(Optimizer):
         words: LossScaling | None = None,
     ) -> int:  # fmt: skip
         engine = self.engine
-        expect(words is None, "step", "a GradScaler while a graph is captured", "Muon's steps outside of graphs")
         here = [i for i, param in enumerate(engine.tensors) if param.grad is not None and (only is None or i in only)]
         checked = known_finite or engine.settings.nonfinite == "propagate"
         if not checked and engine.core.check(scale, engine.queue(), False, -1, here) >= 0:

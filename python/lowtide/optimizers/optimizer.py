@@ -96,6 +96,7 @@ class Optimizer(torch.optim.Optimizer):
     NOT_CYCLED: ClassVar[tuple[str, ...]] = ()  # group options to hide from torch's schedulers, which read `defaults`
     MASTER: ClassVar[str | None] = DEFAULTS["master"]  # for groups whose user chose none
     WAITS_FOR_CLIPS: ClassVar[bool] = False  # steps cannot take a clip that a device is still computing
+    NO_GRAPH: ClassVar[str] = ""  # why no graph can capture steps
     REFUSES: ClassVar[Mapping[str, str]] = {}  # options that the class refuses, and why
     engine: Engine  # internal: the compiled core and its parameters
     _numbers: dict[int, int] | None = None  # numbers of parameters by id, until the groups change
@@ -506,6 +507,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_capture(self) -> None:
         """Raises ValueError for a step that would query the device during the capture of a graph, which breaks the capture."""
+        got = f"{type(self).__name__} while a graph is captured"
+        expect(not self.NO_GRAPH, "step", got, f"steps without one: {self.NO_GRAPH}")
         cores = self.engine.core
         if isinstance(cores, Cores):
             got, advice = f"parameters on {cores.names()} while a graph is captured", "make an optimizer for each device"

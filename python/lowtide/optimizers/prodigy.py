@@ -121,6 +121,7 @@ class Prodigy(Optimizer):
 
     FAMILY = ProdigyFamily
     WAITS_FOR_CLIPS = True  # the sums are of clipped gradients
+    NO_GRAPH = "d is found by the host"
 
     def __init__(
         self,
@@ -164,9 +165,6 @@ class Prodigy(Optimizer):
             return engine.core.step(scale, known_finite, engine.queue(), engine.room(), sums=sums)
         finally:  # also after a disk error in a step that was taken
             self._show_estimate()
-
-    def _check_capture(self) -> None:
-        raise ValueError(f"step: got {type(self).__name__} while a graph is captured, wanted steps without one: d is found by the host")
 
     def _show_estimate(self) -> None:
         """Shows the numbers of the core in the groups."""

@@ -238,12 +238,13 @@ class Graph:
         self._cuda.call("cudaGraphDestroy", self._graph)
 
 
-def test_graphs_cannot_find_prodigys_d(cuda: EmulatedCuda) -> None:
-    twins, _, second = pair(cuda, ROOMY, lowtide.Prodigy, d0=1e-3)
+@pytest.mark.parametrize(("rule", "options"), [("Prodigy", {"d0": 1e-3}), ("Muon", {"use_muon": False})])
+def test_graphs_refuse_rules_that_the_host_steps(cuda: EmulatedCuda, rule: str, options: dict[str, Any]) -> None:
+    twins, _, second = pair(cuda, ROOMY, getattr(lowtide, rule), **options)
     twins.step(2)
 
     def refused() -> None:
-        with pytest.raises(ValueError, match="got Prodigy while a graph is captured"):
+        with pytest.raises(ValueError, match=f"got {rule} while a graph is captured"):
             second.step()
 
     Graph(cuda, refused).close()
