@@ -123,8 +123,8 @@ def run(elements: int, rule: str, state: str, disk: str | None, rounds: int, mom
         steps[f"bitsandbytes {theirs.__name__}"] = (theirs([parameter()], lr=1e-3, **hyper).step, 0)
     for nonfinite in ("propagate", "skip"):  # as torch does; and the default, which checks gradients
         ours = ours_of([parameter()], lr=1e-3, state=state, nonfinite=nonfinite, **hyper)
-        what = ", unchecked" if nonfinite == "propagate" else ", checked" if details else ""
-        steps[f"lowtide {type(ours).__name__}, {state}{what}"] = (ours.step, 0)
+        what = "unchecked" if nonfinite == "propagate" else "checked" if details else state
+        steps[f"lowtide {type(ours).__name__}, {what}"] = (ours.step, 0)
     wait("allocating state")
     for step, _ in steps.values():
         for _ in range(2):

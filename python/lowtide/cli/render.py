@@ -62,7 +62,7 @@ def plan(found: Plan) -> str:
 def bench(found: Bench) -> str:
     memory, rest, details = found.lines[0], found.lines[1:], found.model
     peers = {name: line for name in ("torch", "bitsandbytes") for line in rest if line.name.startswith(name)}
-    rows = [["step", "ms", "spread", *(["GB/s", "of memory"] if details else []), *(f"x {name}" for name in peers)]]
+    rows = [["step", "ms", "spread", *(["GB/s", "memory"] if details else []), *(f"x {name}" for name in peers)]]
     for line in found.lines:
         if not details and line in (memory, found.unchecked):
             continue

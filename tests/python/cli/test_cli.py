@@ -159,7 +159,8 @@ def test_bench_shows_what_is_asked_for(run, monkeypatch):
     assert table[0].endswith("x torch  x bitsandbytes") and "one core" not in text
     assert len(steps) == 2 + 3 and {*steps} == {(64, 4096)}
     details = run("bench", "--elements", "256Ki", "--rounds", "2", "--details")
-    assert all(words in details for words in ("memory: a += b", "unchecked", "of memory", "in the cache of one core", "cores that saturate"))
+    assert all(words in details for words in ("memory: a += b", "unchecked", "GB/s  memory", "in the cache of one core", "cores that saturate"))
+    assert details.split("\n\n")[1].splitlines()[0].endswith("x torch  x bitsandbytes"), "a row is a line of 80 columns"
     model = run("bench", "--elements", "256Ki", "--rounds", "2", "--details", "--json")["model"]
     assert model["cache_seconds"] > 0 and model["all_rate"] >= model["one_rate"] > 0 and model["saturating"] >= 1
     assert model["core_rate"] == pytest.approx(model["bytes"] / model["cache_seconds"])
