@@ -224,8 +224,7 @@ void* FakeBackend::allocate_own(MemoryKind kind, int64_t bytes) {
   uint8_t* const all = device_.data({region, 0, bytes + kAlignment});
   const int64_t begin = -reinterpret_cast<intptr_t>(all) & (kAlignment - 1);
   auto* data = reinterpret_cast<std::byte*>(all + begin);
-  const bool pages = options_.managed && kind == MemoryKind::kShared;
-  allocations_.push_back({data, bytes, region, begin, kind, pages ? options_.managed->add(bytes) : 0});
+  allocations_.push_back({data, bytes, region, begin, kind});
   return data;
 }
 
@@ -347,19 +346,6 @@ bool FakeBackend::find(const void* memory, int64_t bytes, Span* span) const {
 const FakeBackend::Allocation& FakeBackend::allocation_of(const Span& span) const {
   return *std::find_if(allocations_.begin(), allocations_.end(),
                        [&](const Allocation& a) { return a.region == span.region; });
-}
-
-std::function<void()> FakeBackend::with_pages(Kernel& kernel) const {
-  if (!options_.managed) return std::move(kernel.run);
-  std::vector<std::pair<int64_t, int64_t>> touched;  // address and number of bytes
-  for (const std::vector<Span>* spans : {&kernel.reads, &kernel.writes})
-    for (const Span& span : *spans)
-      if (const Allocation& at = allocation_of(span); at.kind == MemoryKind::kShared)
-        touched.emplace_back(at.managed_at + span.begin - at.begin, span.bytes);
-  return [pages = options_.managed, touched = std::move(touched), run = std::move(kernel.run)] {
-    for (const auto& [address, bytes] : touched) pages->touch(address, bytes);
-    run();
-  };
 }
 
 int64_t FakeBackend::waits_for_write_back(void* queue) const {

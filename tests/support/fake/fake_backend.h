@@ -3,7 +3,6 @@
 
 #include "backend/backend.h"
 #include "support/fake/fake_device.h"
-#include "support/fake/managed_pages.h"
 #include "support/test.h"
 
 namespace lowtide::fake {
@@ -15,8 +14,6 @@ struct FakeBackendOptions {
   int64_t says_total = -1;    // if not -1, the total that limits() reports, without a free amount
   bool steps_pinned = false;  // if false, a kernel that touches pinned memory is an error
   bool guards = false;        // queue_guard() returns a guard
-  // If not nullptr, moves the shared memory that kernels touch. Must outlive the backend; nothing may be captured.
-  ManagedPages* managed = nullptr;
   std::string description = "";
   // Bytes per second of the virtual clock; 0: no time. step: state on the first queue; link: the other queues.
   double step_rate = 0, link_rate = 0;
@@ -101,7 +98,6 @@ class FakeBackend final : public Backend, public Device {
     int region;
     int64_t begin;  // where its data begins in the region
     MemoryKind kind;
-    int64_t managed_at = 0;  // its address in `managed`
   };
   struct Batch;
   struct Kernel {
@@ -112,8 +108,6 @@ class FakeBackend final : public Backend, public Device {
   };
   class QueuedGuard;
   class Recorded;
-  // Returns the kernel's function, preceded by its touches of shared memory.
-  std::function<void()> with_pages(Kernel& kernel) const;
   // Queues a kernel, or adds it to the recording in progress.
   void launch(void* queue, Kernel kernel);
   // Runs like the kernel of a step that reads these items, but waits.

@@ -109,7 +109,7 @@ void FakeBackend::launch(void* queue, Kernel kernel) {
     found->second.push_back(std::move(kernel));
     return;
   }
-  device_.launch(stream_of(queue), kernel.name, kernel.reads, kernel.writes, kernel.bytes, with_pages(kernel));
+  device_.launch(stream_of(queue), kernel.name, kernel.reads, kernel.writes, kernel.bytes, std::move(kernel.run));
 }
 
 void FakeBackend::begin_capture(void* queue) { capturing_[stream_of(queue)]; }
