@@ -15,53 +15,73 @@ fake::FakeBackendOptions fake_options(Rng& rng, int64_t drop_wait = -1, bool gua
   return {.seed = rng.next(), .drop_wait = drop_wait, .steps_pinned = true, .guards = guards};
 }
 
-// The queued work of all cases has no race.
+// The queued work of all cases has no race. The later ones have a disk behind host memory.
 TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
   Rng rng = seeded("optimizers on the fake device", 71);
-  int64_t compared = 0, steps = 0, plans = 0, managed = 0, above = 0, refused = 0, borrowed = 0, demoted = 0;
+  int64_t compared = 0, steps = 0, above = 0, borrowed = 0, demoted = 0, managed = 0;
+  int64_t plans[2] = {}, refused[2] = {}, on_disk = 0;  // without and with a disk
   std::map<std::string, int64_t> streamed;
-  for (int trial = 0; trial < 400; ++trial) {
+  const int trials[] = {400, std::max(20, share_of(360))};
+  for (int trial = 0; trial < trials[0] + trials[1]; ++trial) {
+    const bool disk = trial >= trials[0];
     const Config setup = random_setup(rng);
-    lowtide::Memory memory{.chunk = rng.between(1, 4) * 4096, .managed = rng.chance(0.15)};
-    if (!memory.managed && rng.chance(0.85)) memory.device = rng.between(1, 30) * 4096;
-    memory.transfer = memory.managed ? "" : pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
-    FakeTwins twins(rng, setup, memory, fake_options(rng, -1, rng.chance(0.5)));
+    lowtide::Memory memory{.chunk = rng.between(1, 4) * 4096};
+    if (disk) {
+      memory.device = rng.between(1, 10) * memory.chunk;
+      memory.host = rng.between(1, 10) * memory.chunk;
+      if (rng.chance(0.2)) memory.disk_limit = rng.between(0, 60) * memory.chunk;
+    } else {
+      memory.managed = rng.chance(0.15);
+      if (!memory.managed && rng.chance(0.85)) memory.device = rng.between(1, 30) * 4096;
+      memory.transfer = memory.managed ? "" : pick(rng, std::vector<std::string>{"copy", "hybrid", "zero_copy"});
+    }
+    Tiers tiers(rng, setup, memory, fake_options(rng, -1, rng.chance(0.5)), disk);
+    FakeTwins& twins = *tiers.twins;
+    Optimizer& optimizer = twins.on_device();
     for (int64_t n = rng.between(1, 6); n > 0; --n)
       twins.add(pick(rng, std::vector{DType::kF32, DType::kBF16, DType::kF16}), random_sizes(rng));
     const bool some = rng.chance(0.3);
+    bool replanned = false;
     try {
       for (int step = 0; step < 8; ++step) {
-        int64_t more = rng.chance(0.3) ? twins.on_device().prefetch(rng.between(0, 8) * 4096, twins.queue()) : 0;
-        if (more > 0 && rng.chance(0.5)) more += twins.on_device().prefetch(rng.between(0, 8) * 4096, twins.queue());
+        int64_t more = rng.chance(0.3) ? optimizer.prefetch(rng.between(0, 8) * 4096, twins.queue()) : 0;
+        if (more > 0 && rng.chance(0.5)) more += optimizer.prefetch(rng.between(0, 8) * 4096, twins.queue());
         borrowed += more > 0;
-        if (rng.chance(0.1)) demoted += twins.on_device().demote(rng.between(0, 10) * 4096) > 0;
+        if (rng.chance(0.1)) demoted += optimizer.demote(rng.between(0, 10) * 4096) > 0, replanned = disk;
         twins.step(some ? 0.5 : 1);
-        if (more > 0) twins.on_device().synchronize();  // gives back the borrowed memory
-        const MemoryReport report = twins.on_device().report();
-        above += memory.device >= 0 && report.device_bytes > memory.device;
+        if (more > 0) optimizer.synchronize();  // gives back the borrowed memory
+        const MemoryReport report = optimizer.report();
+        above += memory.device >= 0 && report.device_bytes > memory.device && !replanned;
+        above += disk && report.allocated_bytes > memory.host && !replanned;
         if (rng.chance(0.2)) {
           EXPECT_EQ(twins.differing(), 0) << "trial " << trial;
         }
         if (rng.chance(0.1)) {
-          twins.on_device().offload();
-          EXPECT_EQ(twins.on_device().report().device_bytes, 0);
-          if (rng.chance(0.5)) twins.on_device().onload();
+          EXPECT_EQ(twins.differing(), 0) << "trial " << trial;  // from here on all parameters have state
+          optimizer.offload();
+          EXPECT_EQ(twins.differing(), 0) << "trial " << trial << ": read where it is";
+          EXPECT_EQ(optimizer.report().device_bytes, 0);
+          EXPECT_TRUE(!disk || optimizer.report().allocated_bytes <= memory.host);
+          if (rng.chance(0.5)) optimizer.onload();
         }
         if (rng.chance(0.1)) twins.add(DType::kF32, random_sizes(rng));
       }
-      twins.on_device().place_states();
+      optimizer.place_states();
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("device memory"), std::string::npos) << error.what();
-      ++refused;
+      EXPECT_TRUE(!disk || error.kind() == ErrorKind::kInvalidArgument) << error.what();
+      expect_in(disk ? "budget" : "device memory", error.what());
+      ++refused[disk];
       continue;
     }
     EXPECT_EQ(twins.differing(), 0) << "trial " << trial << " " << setup.rule << " " << setup.state;
-    const MemoryReport report = twins.on_device().report();
-    streamed[report.transfer] += report.moved_per_step > 0;
+    const MemoryReport report = optimizer.report();
+    if (!disk) streamed[report.transfer] += report.moved_per_step > 0;
     managed += report.managed_bytes > 0;
-    EXPECT_EQ(report.disk_bytes, 0);
+    on_disk += report.disk_moved_per_step > 0;
+    EXPECT_TRUE(disk || report.disk_bytes == 0);
+    EXPECT_EQ(report.kept_bytes, 0);
     expect_no_race(twins.fake);
-    ++plans;
+    ++plans[disk];
     compared += twins.compared();
     steps += twins.steps();
   }
@@ -70,12 +90,16 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
   EXPECT_GT(managed, 20);
   EXPECT_GT(borrowed, 50);
   EXPECT_GT(demoted, 50);
-  EXPECT_LT(refused, 80);
+  EXPECT_LT(refused[0], 80);
+  const auto all = static_cast<double>(plans[1]);  // three in ten of many have chunks on disk: less four deviations
+  EXPECT_GT(static_cast<double>(on_disk), 0.3 * all - 4 * std::sqrt(0.3 * 0.7 * all));
   figure(
-      "{} plans (streaming by copy {}, hybrid {}, zero_copy {}; {} managed, {} more refused), {} steps ({} after "
-      "reading ahead into borrowed memory), {} demotions: differing bytes 0 of {}, above the budget {}",
-      plans, streamed["copy"], streamed["hybrid"], streamed["zero_copy"], managed, refused, steps, borrowed, demoted,
-      compared, above);
+      "{} plans without a disk (streaming by copy {}, hybrid {}, zero_copy {}; {} managed, {} more refused) and {} "
+      "with "
+      "one ({} with chunks there, {} refused), {} steps ({} after reading ahead into borrowed memory), {} demotions: "
+      "differing bytes 0 of {}, above a budget {}",
+      plans[0], streamed["copy"], streamed["hybrid"], streamed["zero_copy"], managed, refused[0], plans[1], on_disk,
+      refused[1], steps, borrowed, demoted, compared, above);
 }
 
 // On the virtual clock, consecutive steps take as long as forecast() predicts.
@@ -168,32 +192,6 @@ TEST(Device, EveryDroppedWaitIsCaught) {
   EXPECT_EQ(caught, needed);
   EXPECT_EQ(false_alarms, 0);
   figure("{} waits dropped, {} needed, caught {}, false alarms {}", dropped, needed, caught, false_alarms);
-}
-
-// Budgets of device memory that cannot hold a ring, budgets of host memory that cannot hold the rest, and managed
-// memory beyond the device are refused with the amount needed; nothing changes.
-TEST(Device, BudgetsThatCannotBeAreRefused) {
-  Rng rng = seeded("budgets", 73);
-  struct Case {
-    lowtide::Memory memory;
-    const char* says;
-  };
-  lowtide::Memory small, host, managed, both;
-  small.device = 4096, small.chunk = 8192;
-  host.device = 16384, host.chunk = 4096, host.host = 8192;
-  managed.managed = true, managed.device = 16384;
-  both.disk = "/tmp", both.host = 0, both.automatic = true;
-  for (const Case& one : {Case{small, "at least 8192 bytes of device memory"}, Case{host, "bytes of host memory"},
-                          Case{managed, "managed memory must not exceed"}, Case{both, "got a disk"}}) {
-    Config setup{.state = "fp32"};
-    expect_refusal(
-        [&] {
-          FakeTwins twins(rng, setup, one.memory, fake_options(rng));
-          twins.add(DType::kF32, {20, 1000});
-          twins.step();
-        },
-        one.says);
-  }
 }
 
 // Without a budget, state fills the device, then host memory; if both are full, an error changes nothing.
