@@ -34,6 +34,43 @@ TEST(DeviceErrors, MoreMemoryThanThereIs) {
   EXPECT_GT(differing_bytes(c, before), 0);
 }
 
+// Memory of a caller's cache goes back there, and memory from before to the driver.
+TEST(DeviceErrors, DeviceMemoryComesFromACaller) {
+  LT_NEEDS_DEVICE();
+  struct Lender {
+    Device& from = *TestDevice::get().backend->device();
+    int64_t left = 1 << 20;
+    std::map<void*, int64_t> live;
+  } lender;
+  const auto lend = [](void* context, int64_t bytes) -> void* {
+    auto& self = *static_cast<Lender*>(context);
+    if (bytes > self.left) return nullptr;
+    void* const memory = self.from.allocate(MemoryKind::kDevice, bytes);
+    self.live[memory] = bytes, self.left -= bytes;
+    return memory;
+  };
+  const auto take_back = [](void* context, void* memory) {
+    auto& self = *static_cast<Lender*>(context);
+    self.left += self.live.at(memory);
+    self.live.erase(memory);
+    self.from.free(memory);
+  };
+  const std::unique_ptr<Backend> backend = TestDevice::get().open();
+  Device& device = *backend->device();
+  const lowtide::DeviceBytes before(device, MemoryKind::kDevice, 1000);
+  device.use_allocator({&lender, lend, take_back});
+  {
+    const lowtide::DeviceBytes there(device, MemoryKind::kDevice, 1 << 19), pinned(device, MemoryKind::kPinned, 1000);
+    EXPECT_EQ(lender.live.size(), 1u);
+    expect_refusal([&] { device.allocate(MemoryKind::kDevice, 1 << 20); }, "from the caller's allocator",
+                   ErrorKind::kOutOfMemory);
+    device.use_allocator({});
+    const lowtide::DeviceBytes after(device, MemoryKind::kDevice, 1000);
+    EXPECT_EQ(lender.live.size(), 1u);
+  }
+  EXPECT_TRUE(lender.live.empty());
+}
+
 // Control: the guards of all tests here catch one byte outside.
 TEST(DeviceErrors, GuardsSeeOneByte) {
   LT_NEEDS_DEVICE();

@@ -51,6 +51,10 @@ struct DeviceAsyncSaves {
         copied += save.copied_bytes();
         ++saves;
       }
+      // Each side reads the other's file.
+      twins.on_host().load(files.file("async"));
+      twins.on_device().load(files.file("sync"));
+      twins.step();
       twins.on_device().synchronize();
       EXPECT_EQ(twins.differing(), 0);
       const MemoryReport report = twins.on_device().report();

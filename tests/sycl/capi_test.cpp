@@ -61,7 +61,7 @@ void refused(lt_status status, lt_status wanted, const char* words) {
 }
 
 TEST(SyclCApi, StepsOnADeviceWithTheBitsOfTheCpu) {
-  LT_NEEDS_SYCL();
+  LT_NEEDS_DEVICE();
   Rng rng = seeded("the C interface on a SYCL device", 11);
   const int64_t sizes[2] = {37, 555};
   const size_t count = 37 * 555;
@@ -134,7 +134,7 @@ TEST(SyclCApi, StepsOnADeviceWithTheBitsOfTheCpu) {
 }
 
 TEST(SyclCApi, RefusesWhatCannotBe) {
-  LT_NEEDS_SYCL();
+  LT_NEEDS_DEVICE();
   Opened opened;
   void* memory = &opened;
   refused(lt_device_alloc(opened.device, LT_MEMORY_SHARED, 0, &memory), LT_INVALID_ARGUMENT, "bytes=0");
@@ -180,7 +180,7 @@ TEST(SyclCApi, OlderOptionsMeanTheCpu) {
 }
 
 TEST(SyclCApi, ClosingFrees) {
-  LT_NEEDS_SYCL();
+  LT_NEEDS_DEVICE();
   const auto resident = [] {
     long pages = 0, unused = 0;
     std::FILE* file = std::fopen("/proc/self/statm", "r");

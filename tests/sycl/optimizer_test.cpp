@@ -1,11 +1,4 @@
-// Claims: optimizers refuse queues that they cannot be ordered on; device memory can be a caller's.
-#include <gtest/gtest.h>
-
-#include <cstdio>
-#include <map>
-#include <memory>
-#include <string>
-
+// Claim: optimizers refuse queues that they cannot be ordered on.
 #include "lowtide/optimizer.h"
 #include "sycl_support.h"
 
@@ -21,9 +14,9 @@ OptimizerOptions on(const std::string& backend, const std::string& device, void*
 }
 
 TEST(SyclOptimizer, QueuesOfElsewhereAreRefused) {
-  LT_NEEDS_SYCL();
-  const sycl::device device = SyclDevice::get().queue->get_device();
-  sycl::queue queue = *SyclDevice::get().queue;
+  LT_NEEDS_DEVICE();
+  const sycl::device device = sycl_queue().get_device();
+  sycl::queue queue = sycl_queue();
   sycl::queue elsewhere(sycl::context(device), device, sycl::property::queue::in_order());
   sycl::queue disorderly(device);
   auto* param = sycl::malloc_device<float>(1000, queue);
@@ -50,42 +43,6 @@ TEST(SyclOptimizer, QueuesOfElsewhereAreRefused) {
   queue.wait();
   sycl::free(param, queue);
   std::printf("queues refused: %d/2\n", refused);
-}
-
-// Memory of a caller's cache goes back there, and memory from before to the driver.
-TEST(SyclOptimizer, DeviceMemoryComesFromACaller) {
-  LT_NEEDS_SYCL();
-  struct Lender {
-    sycl::queue& queue;
-    int64_t left;
-    std::map<void*, int64_t> live;
-  } lender{*SyclDevice::get().queue, 1 << 20, {}};
-  const Device::Allocator from{&lender,
-                               [](void* context, int64_t bytes) -> void* {
-                                 auto& self = *static_cast<Lender*>(context);
-                                 if (bytes > self.left) return nullptr;
-                                 void* const memory = sycl::malloc_device(static_cast<size_t>(bytes), self.queue);
-                                 self.live[memory] = bytes, self.left -= bytes;
-                                 return memory;
-                               },
-                               [](void* context, void* memory) {
-                                 auto& self = *static_cast<Lender*>(context);
-                                 self.left += self.live.at(memory);
-                                 self.live.erase(memory);
-                                 sycl::free(memory, self.queue);
-                               }};
-  const std::unique_ptr<Backend> backend = open_backend("sycl", "cpu");
-  Device& device = *backend->device();
-  void* const before = device.allocate(MemoryKind::kDevice, 1000);
-  device.use_allocator(from);
-  void* const there = device.allocate(MemoryKind::kDevice, 1 << 19);
-  void* const pinned = device.allocate(MemoryKind::kPinned, 1000);
-  EXPECT_EQ(lender.live.size(), 1u);
-  const std::string message = refusal([&] { device.allocate(MemoryKind::kDevice, 1 << 20); }, ErrorKind::kOutOfMemory);
-  EXPECT_NE(message.find("from the caller's allocator"), std::string::npos) << message;
-  device.use_allocator({});
-  for (void* memory : {before, there, pinned}) device.free(memory);
-  EXPECT_TRUE(lender.live.empty());
 }
 
 }  // namespace

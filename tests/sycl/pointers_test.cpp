@@ -5,16 +5,15 @@
 namespace lowtide {
 namespace {
 
-using testing::DeviceBytes;
-using testing::SyclDevice;
+using testing::sycl_queue;
+using testing::TestDevice;
 
 // Every array of every item is looked at, on devices that cannot address all memory.
 TEST(SyclPointers, RefuseMemoryOfNoContext) {
-  LT_NEEDS_SYCL();
-  SyclDevice& sycl = SyclDevice::get();
-  const sycl_host::PointerCheck check(sycl.queue->get_context(), false), lenient(sycl.queue->get_context(), true);
+  LT_NEEDS_DEVICE();
+  const sycl_host::PointerCheck check(sycl_queue().get_context(), false), lenient(sycl_queue().get_context(), true);
   std::vector<std::byte> host(64);
-  const DeviceBytes device(host.data(), host.size(), *sycl.queue);
+  const testing::GuardedBytes device(host.data(), host.size());
   std::byte* const bad = host.data();
   std::byte* const good = device.data();
   auto* const good16 = reinterpret_cast<uint16_t*>(good);

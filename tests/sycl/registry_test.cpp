@@ -7,23 +7,24 @@ namespace {
 
 using testing::DeviceCase;
 using testing::StepCase;
-using testing::SyclDevice;
+using testing::sycl_queue;
+using testing::TestDevice;
 
 // A queue of another context has kernels and tables of its own; nullptr is the backend's queue.
 TEST(SyclQueues, OfAnyContextGiveTheSameBits) {
-  LT_NEEDS_SYCL();
+  LT_NEEDS_DEVICE();
   auto rng = testing::seeded("queues", 44);
-  SyclDevice& device = SyclDevice::get();
+  TestDevice& device = TestDevice::get();
   const StepCase start(1, 2, DType::kBF16, DType::kBF16, 5, 1000, rng);
   StepCase wanted = start;
   const StepItem item = wanted.item();
   open_backend("cpu", "")->step({&item, 1}, 1, false, nullptr);
-  const sycl::context context(device.queue->get_device());
-  sycl::queue other(context, device.queue->get_device(), sycl::property::queue::in_order());
-  ASSERT_NE(other.get_context(), device.queue->get_context());
-  for (sycl::queue* queue : {&other, device.queue.get(), static_cast<sycl::queue*>(nullptr)}) {
+  const sycl::context context(sycl_queue().get_device());
+  sycl::queue other(context, sycl_queue().get_device(), sycl::property::queue::in_order());
+  ASSERT_NE(other.get_context(), sycl_queue().get_context());
+  for (sycl::queue* queue : {&other, &sycl_queue(), static_cast<sycl::queue*>(nullptr)}) {
     StepCase got = start;
-    DeviceCase on_device(got, queue ? *queue : *device.queue);
+    DeviceCase on_device(got);
     const StepItem there = on_device.item();
     device.backend->step({&there, 1}, 1, false, queue);
     // The backend's own queue is seen through a synchronous call only.
@@ -36,7 +37,7 @@ TEST(SyclQueues, OfAnyContextGiveTheSameBits) {
 
 // A report, whenever it is asked for, leaves the CPU's driver to be found: both look for it in the same way.
 TEST(SyclRegistry, SaysWhatIsThere) {
-  LT_NEEDS_SYCL();
+  LT_NEEDS_DEVICE();
   const auto reports = report_backends();
   ASSERT_EQ(reports.size(), 3u);
   for (const BackendReport& report : reports)
@@ -47,12 +48,12 @@ TEST(SyclRegistry, SaysWhatIsThere) {
   EXPECT_NE(reports[1].detail.find("cpu: "), std::string::npos);
   EXPECT_FALSE(reports[2].available);
   EXPECT_EQ(getenv("OCL_ICD_FILENAMES"), nullptr) << "the environment is as it was";
-  EXPECT_EQ(SyclDevice::get().backend->target(), std::string("cpu"));
+  EXPECT_EQ(TestDevice::get().backend->target(), std::string("cpu"));
 }
 
 // This machine's CPU is one device: number 0 is there, and no other.
 TEST(SyclRegistry, TakesDevicesByNumber) {
-  LT_NEEDS_SYCL();
+  LT_NEEDS_DEVICE();
   EXPECT_EQ(open_backend("sycl", "cpu:0")->target(), std::string("cpu"));
   for (const char* target : {"cpu:1", "cpu:", "cpu:x", "cpu:0x", "cpu:-1", "cuda:0"})
     EXPECT_NE(testing::refusal([&] { open_backend("sycl", target); }).find(target), std::string::npos);

@@ -68,7 +68,7 @@ def rehearsed(given: Suite) -> Suite:
     emulated = Path(os.environ.get("LOWTIDE_CUDA_EMULATED") or ROOT / "build" / "dev" / "liblowtide_cuda_emulated.so")
     if emulated.is_file():
         env |= {"LOWTIDE_CUDA_PLUGIN": str(emulated), "LOWTIDE_TEST_SHARE": "0.02"}
-    shortest = ["--gtest_filter=DeviceFlags.*:DeviceFill.*"] if "LOWTIDE_TEST_DEVICE" in env else []
+    shortest = ["--gtest_filter=DeviceSteps.Give*:DeviceFill.*"] if "LOWTIDE_TEST_DEVICE" in env else []
     return Suite(given.name, [*given.command, *shortest], given.report, env)
 
 

@@ -1,6 +1,5 @@
 // Memory of each kind, its limits, and pointers that kernels cannot be given.
 #include <cstdlib>
-#include <map>
 
 #include "backend/cuda/host/memory.h"
 #include "host_support.h"
@@ -121,43 +120,6 @@ TEST_F(CudaMemory, ManagedMemoryWithoutPrefetch) {
   auto backend = make_backend("", nullptr);
   DeviceBytes shared(*backend->device(), MemoryKind::kShared, 1 << 20);
   backend->device()->prefetch(own_stream(*backend), shared.data(), shared.bytes());
-}
-
-struct Framework {
-  std::map<void*, int64_t> live;
-  int64_t left = 1 << 20;
-  static void* allocate(void* context, int64_t bytes) {
-    auto& self = *static_cast<Framework*>(context);
-    void* memory = nullptr;
-    if (bytes > self.left || cudaMalloc(&memory, static_cast<size_t>(bytes)) != cudaSuccess) return nullptr;
-    self.left -= bytes;
-    self.live[memory] = bytes;
-    return memory;
-  }
-  static void free(void* context, void* memory) {
-    auto& self = *static_cast<Framework*>(context);
-    self.left += self.live.at(memory);
-    self.live.erase(memory);
-    EXPECT_EQ(cudaFree(memory), cudaSuccess);
-  }
-};
-
-TEST_F(CudaMemory, OfAFramework) {
-  Framework framework;
-  auto backend = make_backend("", nullptr);
-  Device& device = *backend->device();
-  DeviceBytes before(device, MemoryKind::kDevice, 1000);
-  device.use_allocator({&framework, Framework::allocate, Framework::free});
-  {
-    DeviceBytes there(device, MemoryKind::kDevice, 1 << 19), pinned(device, MemoryKind::kPinned, 1000);
-    EXPECT_EQ(framework.live.size(), 1u);
-    expect_words(refusal([&] { device.allocate(MemoryKind::kDevice, 1 << 20); }, ErrorKind::kOutOfMemory),
-                 {"from the caller's allocator"});
-    device.use_allocator({});
-    DeviceBytes after(device, MemoryKind::kDevice, 1000);
-    EXPECT_EQ(framework.live.size(), 1u);
-  }
-  EXPECT_TRUE(framework.live.empty());
 }
 
 TEST_F(CudaMemory, PointersThatKernelsCannotReach) {
