@@ -1,5 +1,6 @@
-// Claim: a process that is killed anywhere in its steps and saves leaves an intact checkpoint of a completed save, no
-// scratch file, and a directory that the next process can use at once. The next save removes leftovers.
+// Claim: a process that is killed anywhere in its steps and saves, also those beside steps, leaves an intact checkpoint
+// of a completed save, no scratch file, and a directory that the next process can use at once. The next save removes
+// leftovers.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,8 +35,12 @@ class Judge {
   }
 
   // Saves the optimizer that held() found, again.
-  void save(const std::string& path, int steps) {
-    (steps > kLateStep ? late_ : early_).optimizer().save(path, std::to_string(steps));
+  void save(const std::string& path, int steps, bool beside = false) {
+    Optimizer& optimizer = (steps > kLateStep ? late_ : early_).optimizer();
+    if (beside)
+      optimizer.save_async(path, std::to_string(steps)).wait();
+    else
+      optimizer.save(path, std::to_string(steps));
   }
 
   // Returns true if another process can use the directory, and gets the right bits.
@@ -57,14 +62,19 @@ class Judge {
   Trial early_{system_env(), ""}, late_{system_env(), ""};
 };
 
-// Steps and saves up to `end` steps; each save is named by its number of steps.
-void train(Env& env, const std::string& disk, const std::string& path, int end) {
+// Steps and saves up to `end` steps; each save is named by its number of steps. beside: all but the first save write
+// beside the next step.
+void train(Env& env, const std::string& disk, const std::string& path, int end, bool beside = false) {
   Trial trial(env, disk);
   for (int number = 0; number < end; ++number) {
     if (number == kLateStep) trial.add_late();
     trial.step(number);
-    trial.optimizer().save(path, std::to_string(number + 1));
+    if (beside && number > 0)
+      trial.optimizer().save_async(path, std::to_string(number + 1), 8192);
+    else
+      trial.optimizer().save(path, std::to_string(number + 1));
   }
+  if (beside) trial.step(end);
 }
 
 int temporary_files(const TemporaryDirectory& files, int* others) {
@@ -90,51 +100,55 @@ TEST(Killed, AtEveryCallThatWrites) {
   constexpr int kEnd = 2;
   constexpr Call kCalls[] = {Call::kOpen, Call::kPwrite, Call::kAllocate, Call::kTruncate,
                              Call::kSync, Call::kRename, Call::kUnlink,   Call::kLock};
-  FaultyEnv counting;
-  counting.arm({});
-  train(counting, disk.path(), path, kEnd);
-  ASSERT_EQ(judge.held(path), kEnd);
-  int64_t grid = 0, points = 0, killed = 0, none = 0, wrong = 0, left = 0, leftovers = 0, kept = 0, unusable = 0;
-  int held[kEnd + 1] = {}, others = 0;
-  for (const Call call : kCalls)
-    for (int64_t n = 1; n <= counting.calls(call); ++n)
-      for (const bool before : {true, false}) {
-        // Every share includes the first and last call of each kind.
-        if (n > 1 && n < counting.calls(call) && !in_share(grid++)) continue;
-        std::filesystem::remove_all(files.path());
-        std::filesystem::create_directory(files.path());
-        const pid_t child = ::fork();
-        ASSERT_GE(child, 0);
-        if (child == 0) {
-          FaultyEnv env;
-          Fault fault{.call = call, .nth = n};
-          (before ? fault.before : fault.after) = [] { ::kill(::getpid(), SIGKILL); };
-          env.arm(fault);
-          train(env, disk.path(), path, kEnd);
-          ::_exit(0);
+  int64_t grid = 0;
+  for (const bool beside : {false, true}) {
+    FaultyEnv counting;
+    counting.arm({});
+    train(counting, disk.path(), path, kEnd, beside);
+    ASSERT_EQ(judge.held(path), kEnd);
+    int64_t points = 0, killed = 0, none = 0, wrong = 0, left = 0, leftovers = 0, kept = 0, unusable = 0;
+    int held[kEnd + 1] = {}, others = 0;
+    for (const Call call : kCalls)
+      for (int64_t n = 1; n <= counting.calls(call); ++n)
+        for (const bool before : {true, false}) {
+          // Every share includes the first and last call of each kind.
+          if (n > 1 && n < counting.calls(call) && !in_share(grid++)) continue;
+          std::filesystem::remove_all(files.path());
+          std::filesystem::create_directory(files.path());
+          const pid_t child = ::fork();
+          ASSERT_GE(child, 0);
+          if (child == 0) {
+            FaultyEnv env;
+            Fault fault{.call = call, .nth = n};
+            (before ? fault.before : fault.after) = [] { ::kill(::getpid(), SIGKILL); };
+            env.arm(fault);
+            train(env, disk.path(), path, kEnd, beside);
+            ::_exit(0);
+          }
+          ++points;
+          killed += was_killed(child);
+          const int steps = judge.held(path);
+          wrong += steps < 0;
+          if (steps >= 0) ++held[steps];
+          none += steps == 0;
+          left += static_cast<int64_t>(disk.names().size());
+          leftovers += temporary_files(files, &others);
+          unusable += !judge.usable(disk.path());
+          judge.save(path, steps, beside);
+          kept += temporary_files(files, &others);
         }
-        ++points;
-        killed += was_killed(child);
-        const int steps = judge.held(path);
-        wrong += steps < 0;
-        if (steps >= 0) ++held[steps];
-        none += steps == 0;
-        left += static_cast<int64_t>(disk.names().size());
-        leftovers += temporary_files(files, &others);
-        unusable += !judge.usable(disk.path());
-        judge.save(path, steps);
-        kept += temporary_files(files, &others);
-      }
-  EXPECT_EQ(killed, points);
-  EXPECT_EQ(wrong + left + unusable + others + kept, 0);
-  EXPECT_GT(leftovers, 0) << "control";
-  EXPECT_GT(none, 0);
-  EXPECT_GT(held[1], 0);
-  EXPECT_GT(held[2], 0);
-  figure(
-      "killed at {}/{} points: no save had completed {}, first {}, second {}, wrong {}; scratch files left {}, "
-      "directories that could not be used at once {}; files c.tmp-* left {}, after one more save {}, others {}",
-      killed, points, none, held[1], held[2], wrong, left, unusable, leftovers, kept, others);
+    EXPECT_EQ(killed, points);
+    EXPECT_EQ(wrong + left + unusable + others + kept, 0);
+    EXPECT_GT(leftovers, 0) << "control";
+    EXPECT_GT(none, 0);
+    EXPECT_GT(held[1], 0);
+    EXPECT_GT(held[2], 0);
+    figure(
+        "{}: killed at {}/{} points: no save had completed {}, first {}, second {}, wrong {}; scratch files left {}, "
+        "directories that could not be used at once {}; files c.tmp-* left {}, after one more save {}, others {}",
+        beside ? "beside a step" : "between steps", killed, points, none, held[1], held[2], wrong, left, unusable,
+        leftovers, kept, others);
+  }
 }
 
 // Uses the system's default engine, and kills the process whatever it is doing.

@@ -1,6 +1,5 @@
 // Claims about saves beside steps that fail or are cut off: the old or the new file is there, intact; wait() or the
-// next save reports the failure; steps go on with the same bits; nothing is left behind.
-#include <signal.h>
+// next save reports the failure; steps go on with the same bits; nothing is left behind. Killed: memory/kill_test.cpp.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -129,55 +128,6 @@ TEST(AsyncSaveFailures, AnyFailedCallLeavesTheOldOrTheNew) {
       "failed calls of saves beside steps: {} points, {} failures heard of ({} by wait(), the others by the next "
       "save), lost {}, files neither old nor new {}, steps with other bits {}, left behind {}, later saves wrong {}",
       points, heard, by_wait, lost, wrong_file, wrong_step, left, 2 * points - again);
-}
-
-TEST(AsyncSaveFailures, KilledAnywhere) {
-  const Wanted& wanted = Wanted::get();
-  constexpr Call kCalls[] = {Call::kOpen, Call::kPwrite, Call::kAllocate, Call::kSync, Call::kRename};
-  int64_t killed = 0, held[3] = {}, wrong = 0, leftovers = 0, points = 0, grid = 0;
-  const TemporaryDirectory files, disk;
-  const std::string path = files.file("c");
-  for (const Call call : kCalls)
-    for (int64_t n = 1;; ++n) {
-      if (n > 1 && !in_share(grid++)) continue;
-      std::filesystem::remove_all(files.path());
-      std::filesystem::create_directory(files.path());
-      const pid_t child = ::fork();
-      ASSERT_GE(child, 0);
-      if (child == 0) {
-        {
-          FaultyEnv env;
-          Trial trial(env, disk.path());
-          Fault fault{.call = call, .nth = n, .before = [] { ::kill(::getpid(), SIGKILL); }};
-          env.arm(fault);
-          train(trial, path);
-        }
-        ::_exit(0);
-      }
-      int status = 0;
-      ::waitpid(child, &status, 0);
-      const bool end = !WIFSIGNALED(status);
-      ++points;
-      killed += !end;
-      const int steps = std::filesystem::exists(path) ? wanted.held(path) : 0;
-      if (steps < 0 || steps > 2)
-        ++wrong;
-      else
-        ++held[steps];
-      Trial next(system_env(), "");
-      next.step(0);
-      next.optimizer().save_async(path, "1").wait();
-      wrong += wanted.held(path) != 1;
-      leftovers += static_cast<int64_t>(files.names().size()) - 1;
-      if (end) break;
-    }
-  EXPECT_EQ(wrong, 0);
-  EXPECT_EQ(leftovers, 0);
-  EXPECT_GT(held[1], 0);
-  figure(
-      "killed at {} of {} calls: no file yet {}, the old {}, the new {}, neither {}; temporary files after the next "
-      "save {}",
-      killed, points, held[0], held[1], held[2], wrong, leftovers);
 }
 
 TEST(AsyncSaveFailures, ExitAndForkAndDestruction) {
