@@ -80,20 +80,10 @@ TEST_F(CudaStreams, AStepFollowsItsSearchAtOnce) {
   std::printf("in %d of 20 orders the step ran before the answer was copied\n", before);
 }
 
-TEST_F(CudaStreams, TheCallersDeviceIsKept) {
+TEST_F(CudaStreams, OfOtherDevicesAreRefused) {
   restart({.devices = 2});
   auto backend = make_backend(":1", nullptr);
-  int present = -1;
-  const auto is_kept = [&] { return cudaGetDevice(&present) == cudaSuccess && present == 0; };
-  EXPECT_TRUE(is_kept());
-  const cudaStream_t stream = own_stream(*backend);
-  Model model(*backend, {50, 60}, stream);
-  backend->step(model.items(), 1, false, stream);
-  EXPECT_TRUE(is_kept());
-  EXPECT_EQ(model.steps(), (std::vector<int>{1, 1}));
-  refusal([&] { backend->device()->allocate(MemoryKind::kDevice, int64_t{1} << 40); }, ErrorKind::kOutOfMemory);
-  EXPECT_TRUE(is_kept());
-
+  Model model(*backend, {50, 60}, own_stream(*backend));
   cudaStream_t foreign = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&foreign, cudaStreamNonBlocking), cudaSuccess);
   expect_words(refusal([&] { backend->step(model.items(), 1, false, foreign); }),
