@@ -1,7 +1,6 @@
 // The dynamic map's constants, and the portable quantizer at every boundary on plain floats. backend/cpu/codec_test.cpp
 // sweeps all instruction sets densely.
 #include "support/dynamic_map.h"
-#include "support/sha256.h"
 #include "support/test.h"
 
 namespace {
@@ -9,7 +8,6 @@ namespace {
 
 using lowtide::testing::DynamicMap;
 using lowtide::testing::figure;
-using lowtide::testing::sha256;
 
 const Dynamic8::Tables& tables() {
   static const Dynamic8::Tables all = [] {
@@ -28,23 +26,7 @@ float decode(bool is_signed, u32 code) {
   return is_signed ? Dynamic8::decode<true>(tables(), code) : Dynamic8::decode<false>(tables(), code);
 }
 
-TEST(Sha256, KnowsThePublishedVectors) {
-  EXPECT_EQ(sha256("", 0), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-  EXPECT_EQ(sha256("abc", 3), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-}
-
-TEST(DynamicMap, HasThePublishedDigests) {
-  const char* signed_digest = "e732639a65f497b4ad684bb166a4467708255edd5207757de8b8f0c7e1fda89c";
-  EXPECT_EQ(sha256(kDynamic8SignedBits, sizeof kDynamic8SignedBits), signed_digest);
-  EXPECT_EQ(sha256(kDynamic8UnsignedBits, sizeof kDynamic8UnsignedBits),
-            "305f002cc11278fb769d13b25b9fd0c7c83c8402c40a878fe086f4039fde6398");
-  // Control: one ulp in one entry changes the digest.
-  u32 altered[256];
-  std::copy(kDynamic8SignedBits, kDynamic8SignedBits + 256, altered);
-  altered[200] ^= 1;
-  EXPECT_NE(sha256(altered, sizeof altered), signed_digest);
-}
-
+// tests/python/compat/test_compat_functional.py has the digests of the published maps, and compares codes.
 TEST(DynamicMap, IsWhatItsDefinitionGives) {
   for (const bool is_signed : {false, true}) {
     const DynamicMap map(is_signed);

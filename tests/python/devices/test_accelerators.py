@@ -1,5 +1,6 @@
 """Parameters on an accelerator without Lowtide kernels (docs/gpu.md): torch's xpu of xpu_device.py, whose kernels are hidden
-from Lowtide. It computes with torch's CPU kernels, so that gradients there have the bits of the CPU."""
+from Lowtide. It computes with torch's CPU kernels, so that gradients there have the bits of the CPU. Copies that are late or fail:
+test_host_steps.py."""
 
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ import movers
 import pytest
 import torch
 from lowtide.devices import places
-from lowtide.engine.mirrors import MirrorCore
 from support import CODECS, DTYPES, RULES, bits, parameter, random_gradients
 from twins import Count, Twins
 from xpu_device import Xpu
@@ -104,61 +104,6 @@ def test_training(accelerator: Xpu, way: str, tmp_path: Path, monkeypatch: pytes
     known = way not in ("resumed", "no streams")
     wanted = train("cpu", 6, way if known else "call", tmp_path)
     assert train("xpu", 6, way if known else "call", tmp_path, cut=2 if way == "resumed" else -1) == wanted
-
-
-@pytest.mark.parametrize("way", ["call", "offload"])
-def test_late_copies_are_waited_for(accelerator: Xpu, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
-    """Torch's copies between pinned memory and the device begin late. Without the waits, weights differ."""
-    wanted = train("cpu", 3, way, tmp_path)
-    accelerator.be_late()
-    assert train("xpu", 3, way, tmp_path) == wanted
-    dropped: list[Any] = []
-    monkeypatch.setattr(MirrorCore, "_wait", lambda core, first=None: dropped.append(core))
-    assert train("xpu", 3, way, tmp_path) != wanted, "control"
-    figure(f"{way}: {len(dropped)} waits dropped show")
-
-
-def test_failures(accelerator: Xpu, seed: int, figure: Figure) -> None:
-    """Every copy of a step fails once. What is whole afterwards reaches the weights of a run without failures."""
-    here = [parameter(*shape, dtype=torch.bfloat16) for shape in SHAPES]
-    began = [param.detach().clone() for param in here]
-    opt = lowtide.AdamW(here, lr=1e-2)
-    gradients = []
-    for _ in range(3):
-        random_gradients(here)
-        gradients.append([param.grad for param in here])
-        opt.step()
-    before = after = 0
-    for good in itertools.count():
-        there = accelerator.parameters(began)
-        opt = lowtide.AdamW(there, lr=1e-2)
-        failed = False
-        for step, each in enumerate(gradients):
-            for param, grad in zip(there, each, strict=True):
-                assert grad is not None
-                param.grad = accelerator.tensor(grad)
-            old, counted = [bits(param) for param in there], opt.report()["steps"]
-            if step == 1:
-                accelerator.fail_after(good)
-            try:
-                opt.step()
-            except RuntimeError as error:
-                accelerator.fail_after(-1)
-                failed = True
-                assert "xpu:0 failed while copying" in str(error) and "does not answer" in str(error), error
-                if opt.report()["steps"] == counted:
-                    assert [bits(param) for param in there] == old and "nothing was changed" in str(error)
-                    opt.step()
-                    before += 1
-                else:
-                    opt.synchronize()
-                    after += 1
-            accelerator.fail_after(-1)
-        Count().compare(here, there)
-        if not failed:
-            break
-    assert before == 2 * len(SHAPES) and after == len(SHAPES), (before, after)
-    figure(f"{before} failures before and {after} after a step, {before + after}/{before + after} whole")
 
 
 def test_traffic(accelerator: Xpu, seed: int, figure: Figure) -> None:

@@ -19,9 +19,12 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "device_of", lambda _: torch.device("xpu", 0))
 
 
-def test_a_backend_that_is_missing_says_what_backends_says(elsewhere: None, figure: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("call", [lambda: lowtide.AdamW([parameter(3)]), lambda: lowtide.sign.pack(torch.randn(3))])
+def test_a_backend_that_is_missing_says_what_backends_says(
+    call: Callable[[], object], elsewhere: None, figure: Callable[[str], None]
+) -> None:
     with pytest.raises(NotImplementedError) as caught:
-        lowtide.AdamW([parameter(3)])
+        call()
     assert lowtide.backends()["cuda"]["detail"] in str(caught.value) and "xpu:0" in str(caught.value)
     figure(str(caught.value))
 

@@ -1,6 +1,6 @@
 // Torch's device type "xpu" on SYCL's CPU device, for a torch that was built without XPU. Memory, queues and copies are those of
 // include/lowtide/lowtide_device.h; torch's operators run on the CPU, on copies, when all that was queued is done. Copies that torch
-// need not wait for are queued, late if asked. xpu_device.py loads and opens it.
+// need not wait for are queued. xpu_device.py loads and opens it.
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -34,7 +34,6 @@
 namespace {
 
 constexpr auto kXpu = c10::DeviceType::XPU;
-constexpr int64_t kBrake = 64 << 20;  // bytes, whose copy takes milliseconds
 
 // The functions of the compiled core, which exports them.
 struct Functions {
@@ -47,7 +46,6 @@ struct Functions {
 struct Device {
   lt_device* opened = nullptr;
   void* queue = nullptr;
-  void* brake = nullptr;  // kBrake bytes twice
   c10::CachingDeviceAllocator::DeviceStats stats;
 };
 
@@ -65,9 +63,7 @@ int64_t opening = 0;                  // counts calls of xpu_open
 std::map<const void*, Block> blocks;  // by address
 std::map<const void*, Block> pinned;
 std::atomic<int64_t> bytes_to_host{0}, bytes_to_device{0};
-std::atomic<int64_t> until_failure{-1};  // copies that still work; -1: all
 std::atomic<int64_t> limit{0};           // bytes of each device's memory
-std::atomic<bool> late{false};
 
 c10::Device device_at(c10::DeviceIndex index) { return c10::Device(kXpu, index); }
 
@@ -259,14 +255,11 @@ bool can_be_queued(const at::Tensor& tensor) {
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   const bool between = from.device() != to.device();
   if (between) {
-    TORCH_CHECK(until_failure != 0, "xpu: the device does not answer");
-    if (until_failure > 0) --until_failure;
     (to.is_cpu() ? bytes_to_host : bytes_to_device) += static_cast<int64_t>(from.nbytes());
   }
   const bool alike = from.dtype() == to.dtype() && from.sizes() == to.sizes() && from.strides() == to.strides();
   if (between && non_blocking && alike && from.nbytes() > 0 && can_be_queued(from) && can_be_queued(to)) {
     Device& device = devices[(from.is_xpu() ? from : to).device().index()];
-    if (late) require(lt.copy(device.opened, nullptr, device.brake, static_cast<char*>(device.brake) + kBrake, kBrake));
     require(lt.copy(device.opened, nullptr, to.data_ptr(), from.data_ptr(), static_cast<int64_t>(from.nbytes())));
     return to;
   }
@@ -435,21 +428,10 @@ void xpu_open(lt_device** opened, void** queues, int64_t count, int64_t bytes) {
   }
   current = 0;
   limit = bytes;
-  late = false;
-  until_failure = -1;
 }
 
 int64_t xpu_bytes_to_host() { return bytes_to_host; }
 int64_t xpu_bytes_to_device() { return bytes_to_device; }
-void xpu_fail_after(int64_t good) { until_failure = good; }
 void xpu_limit(int64_t bytes) { limit = bytes; }
-
-// Copies that are queued from now on begin milliseconds later.
-void xpu_be_late() {
-  for (Device& device : devices) {
-    if (device.brake == nullptr) require(lt.allocate(device.opened, LT_MEMORY_PINNED, 2 * kBrake, &device.brake));
-  }
-  late = true;
-}
 
 }  // extern "C"

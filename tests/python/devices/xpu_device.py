@@ -144,14 +144,6 @@ class Xpu(StandIn):
         """Bytes that torch has copied so far to the host, and to devices."""
         return self._library.xpu_bytes_to_host(), self._library.xpu_bytes_to_device()
 
-    def fail_after(self, copies: int) -> None:
-        """Makes torch's copies between host and device fail after this many; -1: never."""
-        self._library.xpu_fail_after(ctypes.c_int64(copies))
-
-    def be_late(self) -> None:
-        """Makes copies that torch queues from now on milliseconds late."""
-        self._library.xpu_be_late()
-
     def allow(self, size: int) -> None:
         """Sets the bytes of each device that torch's allocator may use."""
         self._library.xpu_limit(ctypes.c_int64(size))
