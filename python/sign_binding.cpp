@@ -69,7 +69,7 @@ class PySigner {
     vote.count = count;
     vote.ballots = all;
     if (weights) vote.weights = *weights;
-    vote.ties = static_cast<sign::Ties>(sign::find_tie_rule(ties));  // both enums have the same values
+    vote.ties = static_cast<sign::Ties>(find_tie_rule(ties));  // both enums have the same values
     vote.seed = seed;
     vote.step = step;
     vote.offset = offset;
@@ -150,7 +150,7 @@ void vote_ballots(const PySigner& place, int64_t count, const std::vector<Addres
   VoteItem item;
   item.count = count;
   item.ballots = rows, item.presence = presences, item.weights = weights;
-  item.ties = sign::find_tie_rule(ties);
+  item.ties = find_tie_rule(ties);
   item.seed = seed, item.step = step, item.first_index = first_index;
   item.previous = previous, item.result = result, item.zeros = zeros, item.result_presence = result_presence;
   place.backend().vote_signs(item, 1, stream);

@@ -1,12 +1,30 @@
 #include "backend/signs.h"
 
 #include <bit>
+#include <iterator>
 
 #include "backend/catalog.h"
 #include "core/error.h"
 
 namespace lowtide {
 namespace {
+
+constexpr const char* kTies[] = {
+// indexed by the rule's number
+#define LT_TIE(number, name) #name,
+#include "portable/ties.def"
+#undef LT_TIE
+};
+constexpr int kTieRules = static_cast<int>(std::size(kTies));
+
+std::string public_name(int tie_rule) {
+  std::string name = kTies[tie_rule] + 1;
+  name[0] = static_cast<char>(name[0] - 'A' + 'a');
+  return name;
+}
+
+bool exists(TieRule rule) { return static_cast<int>(rule) >= 0 && static_cast<int>(rule) < kTieRules; }
+
 // Checks the ballots and weights of `count` signs.
 void check_voters(int64_t count, std::span<const std::byte* const> ballots, std::span<const uint32_t> weights) {
   LT_REQUIRE(count >= 0, "got %lld signs to vote on, wanted 0 or more", ll(count));
@@ -36,6 +54,19 @@ void check_aligned(int64_t first) {
 
 }  // namespace
 
+TieRule find_tie_rule(const std::string& name) {
+  std::string known;
+  for (int i = 0; i < kTieRules; ++i) {
+    if (name == public_name(i)) return static_cast<TieRule>(i);
+    known += (known.empty() ? "" : ", ") + public_name(i);
+  }
+  fail(ErrorKind::kInvalidArgument, "got ties='%s', wanted one of %s", name.c_str(), known.c_str());
+}
+
+std::string tie_rule_name(TieRule rule) {
+  return exists(rule) ? public_name(static_cast<int>(rule)) : std::to_string(static_cast<int>(rule));
+}
+
 void check(const SignItem& item) {
   check_range(item.first, item.count);
   LT_REQUIRE(item.count == 0 || (item.values && item.bits), "got no %s for %lld signs", item.values ? "bits" : "values",
@@ -55,14 +86,7 @@ void check(const VoteItem& item) {
   for (size_t v = 0; v < item.presence.size(); ++v)
     LT_REQUIRE(item.presence[v] || weight_of(item, v) == 0 || item.count == 0, "got no presence of voter %zu", v);
   LT_REQUIRE(item.count == 0 || item.presence.empty() || item.result_presence, "got no memory for the presence");
-  switch (item.ties) {
-#define LT_TIE(number, name) case TieRule::name:
-#include "portable/ties.def"
-#undef LT_TIE
-    break;
-    default:
-      fail(ErrorKind::kInvalidArgument, "got tie rule %d, which does not exist", static_cast<int>(item.ties));
-  }
+  LT_REQUIRE(exists(item.ties), "got tie rule %d, which does not exist", static_cast<int>(item.ties));
   LT_REQUIRE(item.count == 0 || item.result, "got no memory for the result");
   LT_REQUIRE(item.count == 0 || item.previous || item.ties != TieRule::kPrevious,
              "got no earlier result for ties that become the earlier sign");

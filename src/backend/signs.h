@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "core/layout.h"
 #include "lowtide/tensor.h"
@@ -58,6 +59,11 @@ enum class TieRule : int32_t {
 #include "portable/ties.def"
 #undef LT_TIE
 };
+// Public names are those of ties.def in lower case, without the k. Throws kInvalidArgument for an unknown name; the
+// message names all rules.
+TieRule find_tie_rule(const std::string& name);
+// Returns the rule's number as text if the rule does not exist.
+std::string tie_rule_name(TieRule rule);
 
 // A weighted majority of packed signs. A voter's weight is its number of votes; a voter with weight 0 is absent. The
 // spans and their pointers and weights are host memory; the pointers refer to memory that the backend can address.

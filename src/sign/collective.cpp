@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
+#include "backend/signs.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "lowtide/sign_collective.h"
@@ -13,7 +14,6 @@
 #include "sign/exchange.h"
 #include "sign/expected.h"
 #include "sign/shard_messages.h"
-#include "sign/sign_on.h"
 
 namespace lowtide {
 
@@ -22,7 +22,7 @@ static_assert(sign_scales(1024) == 1 && sign_scales(1025) == 2 && kSignAlignment
 
 struct SignCollective::Impl {
   Impl(std::shared_ptr<Transport> inside, std::shared_ptr<Transport> between, const SignCollectiveOptions& given)
-      : options(given), channel(std::move(inside), std::move(between)), ties(sign::find_tie_rule(given.ties)) {
+      : options(given), channel(std::move(inside), std::move(between)), ties(find_tie_rule(given.ties)) {
     LT_REQUIRE(options.algorithm >= SignAlgorithm::kAuto && options.algorithm <= SignAlgorithm::kTwoPhase,
                "got algorithm %d, wanted auto, one_phase or two_phase", static_cast<int>(options.algorithm));
     LT_REQUIRE(!channel.two_level() || options.algorithm != SignAlgorithm::kOnePhase,

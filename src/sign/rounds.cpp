@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "backend/catalog.h"
+#include "backend/signs.h"
 #include "core/error.h"
 #include "sign/channel.h"
-#include "sign/sign_on.h"
 
 namespace lowtide {
 namespace {
@@ -58,7 +58,7 @@ const Compared kCompared[] = {
     {"dtype", [](const Announcement& a) { return type_name(a.dtype); }},
     {"first index", [](const Announcement& a) { return number(a.first_index); }},
     {"digest", digest},
-    {"ties", [](const Announcement& a) { return sign::tie_rule_name(static_cast<TieRule>(a.ties)); }},
+    {"ties", [](const Announcement& a) { return tie_rule_name(static_cast<TieRule>(a.ties)); }},
     {"seed", [](const Announcement& a) { return number(a.seed); }},
     {"algorithm", [](const Announcement& a) { return algorithm_name(a.algorithm); }},
     {"presence", [](const Announcement& a) { return yes_no(a.has_presence); }},

@@ -1,8 +1,6 @@
 #include "lowtide/sign.h"
 
-#include <iterator>
 #include <memory>
-#include <string>
 
 #include "backend/cpu/cpu_backend.h"
 #include "core/error.h"
@@ -16,19 +14,6 @@ namespace {
 #define LT_TIE(number, name) static_assert(static_cast<int>(Ties::name) == number);
 #include "portable/ties.def"
 #undef LT_TIE
-
-constexpr const char* kTies[] = {
-// indexed by the rule's number
-#define LT_TIE(number, name) #name,
-#include "portable/ties.def"
-#undef LT_TIE
-};
-
-std::string tie_name(int number) {
-  std::string name = kTies[number] + 1;
-  name[0] = static_cast<char>(name[0] - 'A' + 'a');
-  return name;
-}
 
 bool is_big(const Options& options) {
   LT_REQUIRE(options.order == BitOrder::kLittle || options.order == BitOrder::kBig, "got bit order %d, wanted 0 or 1",
@@ -117,20 +102,6 @@ void check_vote(const Vote& vote, std::span<std::byte> result, std::span<std::by
 }
 
 }  // namespace
-
-TieRule find_tie_rule(const std::string& name) {
-  std::string known;
-  for (int i = 0; i < static_cast<int>(std::size(kTies)); ++i) {
-    if (name == tie_name(i)) return static_cast<TieRule>(i);
-    known += (known.empty() ? "" : ", ") + tie_name(i);
-  }
-  fail(ErrorKind::kInvalidArgument, "got ties='%s', wanted one of %s", name.c_str(), known.c_str());
-}
-
-std::string tie_rule_name(TieRule rule) {
-  const auto number = static_cast<int>(rule);
-  return number >= 0 && number < static_cast<int>(std::size(kTies)) ? tie_name(number) : std::to_string(number);
-}
 
 Queue::Queue(const std::string& backend, void* native, const std::string& device)
     : backend_(open_backend(backend, device, native)), native_(native) {

@@ -6,18 +6,11 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 
 #include "backend/backend.h"
 #include "lowtide/sign.h"
 
 namespace lowtide::sign {
-
-// A rule for ties by its public name: the name in ties.def in lower case, without the k. Throws kInvalidArgument for an
-// unknown name; the message names all rules.
-TieRule find_tie_rule(const std::string& name);
-// Returns the rule's number as text if the rule does not exist.
-std::string tie_rule_name(TieRule rule);
 
 // Returns the CPU backend that the process shares, which the first call creates. Use only its sign operations, decode
 // and encode: they keep no state between calls, so any number of threads may call them at once.
