@@ -66,14 +66,11 @@ class CheckpointFile {
   CheckpointFile& operator=(const CheckpointFile&) = delete;
 
   const Checkpoint& contents() const { return contents_; }
-  // Reads and checks every piece of data without passing it on, so that load() can check everything before any change.
-  void verify() const;
   // Passes all state on, piece by piece, in file order; each piece's checksum is checked first.
   void load(const StateWriter& write) const;
 
  private:
   struct File;  // the descriptor and the layout
-  void for_each_piece(const StateWriter* write) const;
 
   std::string path_;
   Checkpoint contents_;

@@ -255,7 +255,6 @@ TEST(CheckpointMemory, SavingAndLoadingTakeLessThanTwoPieces) {
   const int64_t loading = growth_of([&] {
     int64_t wrong = 0, total = 0;
     const CheckpointFile file(system_env(), path);
-    file.verify();
     file.load([&](const StatePart& part, int64_t offset, const std::byte* from, int64_t bytes) {
       total += bytes;
       for (int64_t i = 0; i < bytes; ++i) wrong += from[i] != value(part, offset + i);

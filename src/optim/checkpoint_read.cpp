@@ -102,11 +102,7 @@ CheckpointFile::CheckpointFile(Env& env, const std::string& path) : path_(path) 
 
 CheckpointFile::~CheckpointFile() = default;
 
-void CheckpointFile::verify() const { for_each_piece(nullptr); }
-
-void CheckpointFile::load(const StateWriter& write) const { for_each_piece(&write); }
-
-void CheckpointFile::for_each_piece(const StateWriter* write) const {
+void CheckpointFile::load(const StateWriter& write) const {
   const int64_t piece_bytes = file_->prefix.piece_bytes;
   int64_t largest = 0;
   for (const Array& array : file_->arrays) largest = std::max(largest, array.bytes);
@@ -123,7 +119,7 @@ void CheckpointFile::for_each_piece(const StateWriter* write) const {
                    ll(bytes), ll(offset), contents_.params[array.part.param].states[array.part.state].name.c_str(),
                    contents_.params[array.part.param].name.c_str());
       });
-      if (write) (*write)(array.part, at, piece.get(), bytes);  // the writer's exceptions pass unchanged
+      write(array.part, at, piece.get(), bytes);  // the writer's exceptions pass unchanged
     }
   }
 }

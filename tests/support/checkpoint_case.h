@@ -47,10 +47,9 @@ struct Content {
   }
 };
 
-// Loads everything that the file holds. Each piece is checked twice: by verify() and on loading.
+// Loads everything that the file holds.
 inline Content load(const std::string& path, Env& env = system_env()) {
   const CheckpointFile file(env, path);
-  file.verify();
   Content content{file.contents(), {}};
   file.load([&](const StatePart& part, int64_t offset, const std::byte* from, int64_t bytes) {
     std::string& to = content.arrays[Content::key(part)];
