@@ -295,10 +295,6 @@ class Checkpoint:
                 index += 1
 
 
-def doubles(bits: list[int]) -> list[float]:
-    return list(struct.unpack(f"<{len(bits)}d", struct.pack(f"<{len(bits)}Q", *bits)))
-
-
 def listing(checkpoint: Checkpoint) -> str:
     header = checkpoint.header
     lines = [
@@ -306,9 +302,10 @@ def listing(checkpoint: Checkpoint) -> str:
         f"{checkpoint.pieces} pieces, {len(header['metadata'])} characters of metadata"
     ]
     for param in header["params"]:
+        carried = [struct.unpack("<d", bits.to_bytes(8, "little"))[0] for bits in param["carried"]]
         lines.append(
             f"{param['name']!r}: sizes {param['sizes']}, group {param['group']}, {param['steps']} steps, "
-            f"codec {param['codec']!r}, block {param['block']}, carried {doubles(param['carried'])}"
+            f"codec {param['codec']!r}, block {param['block']}, carried {carried}"
         )
         for state in param["states"]:
             sign = "signed" if state["signed"] else "unsigned"

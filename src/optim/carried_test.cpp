@@ -177,32 +177,23 @@ TEST(Carried, OfAnOptimizerIsSetAndRead) {
   EXPECT_FALSE(carried_of(other, lion).known());
 }
 
-// A run whose options change from step to step, and whose weights are evaluated between two steps.
-struct Scheduled {
-  Config config;
-  Tensor param, grad;
-  Optimizer optimizer;
-
-  Scheduled(const Config& of, DType dtype)
-      : config(of), param(dtype, {4, 300}), grad(DType::kF32, {4, 300}), optimizer(make_optimizer(of, {&param})) {
-    Rng rng(50);
-    param.randomize(rng);
-  }
-  void set_options(int t) {
-    Hyper hyper = config.hyper;
-    hyper.lr *= std::array{1.0, 3.0, 0.2}[static_cast<size_t>(t % 3)];
-    hyper.beta1 = t % 2 ? 0.8 : 0.95;
-    optimizer.set_hyper(0, hyper);
-  }
-  void step(int t) {
-    set_options(t);
-    Rng rng(static_cast<uint64_t>(60 + t % 2));  // gradients that agree, so that Prodigy's d grows
+// Step t of a run whose options change from step to step. Its gradients agree, so that Prodigy's d grows.
+void set_options(Optimizer& optimizer, const Config& config, int t) {
+  Hyper hyper = config.hyper;
+  hyper.lr *= std::array{1.0, 3.0, 0.2}[static_cast<size_t>(t % 3)];
+  hyper.beta1 = t % 2 ? 0.8 : 0.95;
+  optimizer.set_hyper(0, hyper);
+}
+void take_steps(Optimizer& optimizer, const Config& config, int from, int to) {
+  for (int t = from; t < to; ++t) {
+    set_options(optimizer, config, t);
+    Rng rng(static_cast<uint64_t>(60 + t % 2));
+    Tensor grad(DType::kF32, {4, 300});
     grad.randomize(rng);
     take_step(optimizer, grad);
   }
-  void evaluate() { optimizer.set_evaluating(true), optimizer.set_evaluating(false); }
-  std::vector<std::byte> bytes() const { return snapshot(optimizer, {&param}); }
-};
+}
+void evaluate(Optimizer& optimizer) { optimizer.set_evaluating(true), optimizer.set_evaluating(false); }
 
 // Every rule that carries numbers, and Schedule-Free also with other weights of its average.
 std::vector<Config> carrying() {
@@ -225,22 +216,25 @@ TEST(Carried, AResumedRunHasTheBitsOfOneThatWentOn) {
     for (const char* const state : {"fp32", "dynamic8"})
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         config.state = state, config.master = dtype == DType::kF32 ? "" : "stochastic";
-        Scheduled run(config, dtype), resumed(config, dtype), forgetful(config, dtype);
-        for (int t = 0; t < 7; ++t) run.step(t);
-        run.evaluate();
-        run.optimizer.save(path);
-        for (Scheduled* const other : {&resumed, &forgetful}) {
-          other->optimizer.load(path);
-          other->param.data = run.param.data;
-          other->set_options(6);
+        Rng rng(50);
+        Tensor param(dtype, {4, 300});
+        param.randomize(rng);
+        Optimizer run = make_optimizer(config, {&param});
+        take_steps(run, config, 0, 7);
+        evaluate(run);
+        run.save(path);
+        Tensor same = param, other = param;
+        Optimizer resumed = make_optimizer(config, {&same}), forgetful = make_optimizer(config, {&other});
+        resumed.load(path), forgetful.load(path);
+        forgetful.set_steps(0, 7);
+        for (Optimizer* const each : {&run, &resumed, &forgetful}) {
+          set_options(*each, config, 6);
+          evaluate(*each);
+          take_steps(*each, config, 7, 12);
         }
-        forgetful.optimizer.set_steps(0, 7);
-        for (Scheduled* const each : {&run, &resumed, &forgetful}) {
-          each->evaluate();
-          for (int t = 7; t < 12; ++t) each->step(t);
-        }
-        EXPECT_TRUE(resumed.bytes() == run.bytes()) << config.rule << ", " << state;
-        EXPECT_TRUE(forgetful.bytes() != run.bytes()) << "control: " << config.rule << ", " << state;
+        const std::vector<std::byte> wanted = snapshot(run, {&param});
+        EXPECT_TRUE(snapshot(resumed, {&same}) == wanted) << config.rule << ", " << state;
+        EXPECT_TRUE(snapshot(forgetful, {&other}) != wanted) << "control: " << config.rule << ", " << state;
         ++runs;
       }
   figure("{} runs resumed from files, 0 bits differ", runs);
@@ -252,11 +246,12 @@ TEST(Carried, AFileWithWrongNumbersChangesNothing) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   int refused = 0;
   for (const Config& config : carrying()) {
-    Scheduled run(config, DType::kF32);
-    for (int t = 0; t < 3; ++t) run.step(t);
-    const std::vector<std::byte> before = run.bytes();
-    const Carried had = carried_of(run.optimizer, 0);
-    run.optimizer.save(path);
+    Tensor param(DType::kF32, {4, 300});
+    Optimizer run = make_optimizer(config, {&param});
+    take_steps(run, config, 0, 3);
+    const std::vector<std::byte> before = snapshot(run, {&param});
+    const Carried had = carried_of(run, 0);
+    run.save(path);
     const Content good = load(path);
     std::vector<std::vector<double>> wrong = {{}, std::vector<double>(good.description.params[0].carried.size() + 1)};
     for (size_t k = 0; k < good.description.params[0].carried.size(); ++k)
@@ -269,9 +264,9 @@ TEST(Carried, AFileWithWrongNumbersChangesNothing) {
       Content bad = good;
       bad.description.params[0].carried = numbers;
       bad.save(path);
-      expect_refusal([&] { run.optimizer.load(path); }, "parameter 0");
-      EXPECT_EQ(run.bytes(), before);
-      EXPECT_EQ(carried_of(run.optimizer, 0), had);
+      expect_refusal([&] { run.load(path); }, "parameter 0");
+      EXPECT_EQ(snapshot(run, {&param}), before);
+      EXPECT_EQ(carried_of(run, 0), had);
       ++refused;
     }
   }
