@@ -86,6 +86,15 @@ NB_MODULE(_core, m) {
   bind_errors(m);
   add_plugin_folders();
   m.def("rule_names", &lowtide::rule_names);
+  m.def(
+      "rules_with_sums",
+      [] {
+        std::vector<std::string> names = lowtide::rule_names();
+        std::erase_if(names,
+                      [](const std::string& name) { return !lowtide::rule_info(lowtide::find_rule(name)).sums; });
+        return names;
+      },
+      "The rules whose steps need sums over all parameters, and so all gradients at once.");
   m.def("codec_names", &lowtide::codec_names);
   m.def("state_names", &lowtide::state_names, "rule"_a);
   m.def("cpu_targets", &lowtide::cpu_targets, "Instruction-set paths that this CPU can run, best first.");
@@ -158,11 +167,12 @@ Parameters that have no state yet count under the format "none". ValueError, OSE
         for (const lowtide::RuleInfo& rule : lowtide::rules()) {
           int k = 0;
           for (const char* const own : rule.carried_names)
-            if (const int at = k++; name == own) return std::pair(rule.least_carried(at), rule.most_carried(at));
+            if (const int at = k++; name == own)
+              return std::tuple(rule.least_carried(at), rule.most_carried(at), at == rule.switches);
         }
         throw nb::value_error(("no rule carries '" + name + "'").c_str());
       },
-      "name"_a, "The least and the largest value of a number that a rule carries beside states.");
+      "name"_a, "Of a number that a rule carries beside states: its least and its largest value; whether it is whole.");
   m.attr("OVERFLOW") = PyOptimizer::kOverflow;
   m.attr("TERM_SUM_LIMBS") = lowtide::TermSums::kLimbs;
   m.def(

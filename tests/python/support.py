@@ -54,7 +54,7 @@ def _takes_four_bits(rule: str) -> bool:
 
 
 # They step single parameters; the others' classes refuse that, because a step needs the gradients of all.
-SINGLE_STEPS = [rule for rule in RULES if not RULES[rule][0].FAMILY.SUMS]
+SINGLE_STEPS = [rule for rule in RULES if rule not in _core.rules_with_sums()]
 LONG_AVERAGES = [rule for rule in RULES if not _takes_four_bits(rule)]
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from lowtide import _core
 from lowtide.checks.values import with_context
 from lowtide.devices.places import Place
 from lowtide.engine.params import Param
@@ -28,13 +29,13 @@ class Family:
     MAY_WAIT: ClassVar[bool] = True  # trained parameters may be on meta until a step
     SEVERAL: ClassVar[bool] = True  # they may be on several devices
     MOMENTS: ClassVar[str] = ""  # the option that gives parameters row moments
-    SUMS: ClassVar[bool] = False  # each step needs sums over all parameters
     FIXED: ClassVar[tuple[str, ...]] = ()  # options that are fixed when a group is added, in addition to every class's
 
     def __init__(self, name: str, rule: str, given: Iterable[str]) -> None:
         """name: the name of the class, for errors. given: the options of a group, including hyper-parameters."""
         self.name, self.rule = name, rule
         self.core_rule = self.CORE_RULE or rule
+        self.sums = self.core_rule in _core.rules_with_sums()
         self.given = [key for key in given if key not in Options.__annotations__ and not key.startswith("lowtide_")]
         self.keys = hyper_keys(self.core_rule, [*self.given, "maximize"])
 

@@ -203,7 +203,7 @@ class StepInBackward(InBackward):
     def refuse_norms(cls, engine: Engine, where: str, instead: str = "step() after backward") -> None:
         """Raises ValueError for options that need the norm of all gradients, and rules that need sums over them."""
         got = f"{engine.family.name}, whose d needs all gradients"
-        expect(not engine.family.SUMS, where, got, f"{instead}, or another class")
+        expect(not engine.family.sums, where, got, f"{instead}, or another class")
         for name in BY_NORM:
             limit = getattr(engine.settings, name)
             expect(limit is None, where, f"{name}={limit}", f"{instead}, or {cls.NO_NORM}")

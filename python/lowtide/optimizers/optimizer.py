@@ -498,7 +498,7 @@ class Optimizer(torch.optim.Optimizer):
         not finite."""
         engine, found, last = self.engine, -1, 0
         here = [i for i in (range(len(engine.tensors)) if only is None else only) if engine.tensors[i].grad is not None]
-        whole = only is not None or engine.family.SUMS or engine.core.check(scale, engine.queue(), known_finite, -1, here) >= 0
+        whole = only is not None or engine.family.sums or engine.core.check(scale, engine.queue(), known_finite, -1, here) >= 0
         assert self.by_parts
         for last, part in enumerate(self.by_parts(engine.tensors, here, whole)):
             found = self._step_core(scale, known_finite or not whole, only if whole else part, *rest)

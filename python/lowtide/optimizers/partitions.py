@@ -65,7 +65,7 @@ def check(engine: Engine, groups: Sequence[dict[str, Any]]) -> None:
         where, family = f"parameter group {number}, in partitions of ZeRO", engine.family
         got, wanted = f"{family.name}, which takes matrices whole", "a rule that steps element by element, like AdamW"
         expect(not family.rule_for(torch.empty(1, 1), group), where, got, wanted)
-        expect(not family.SUMS, where, f"{family.name}, whose d needs whole parameters on every rank", wanted)
+        expect(not family.sums, where, f"{family.name}, whose d needs whole parameters on every rank", wanted)
         try:  # a partition does not know which parameter it belongs to
             _core.state_layout(
                 family.core_rule, family.hyper_of("", group), family.core_options("", group), [1], "float32", ([2], True, [0]), False

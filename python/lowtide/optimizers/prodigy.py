@@ -33,8 +33,6 @@ _MAY_DIFFER = ("lr", "eps", "weight_decay", "maximize")  # options that groups a
 class ProdigyFamily(Family):
     """Prodigy's options and the core's names for them."""
 
-    SUMS = True
-
     def hyper_of(self, rule: str, options: Mapping[str, Any]) -> dict[str, float]:
         hyper = super().hyper_of(rule, options)
         fits = options["beta3"] is None or 0 < hyper["d_beta"] < 1  # the core knows it by another name, and 0 as the root

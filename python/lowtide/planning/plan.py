@@ -37,7 +37,6 @@ _STREAMS, _STAYS = f"Weights stream: {_MAKES}", f"No weights need to stream: {_M
 _TO_DEVICE = ", by torch's CPUOffloadPolicy (calculated, not yet measured)"
 _MEANT = {"vram": "gpu", "device": "gpu", "host": "ram", "dtype": "weights"}  # `plan`'s names for what others call so
 _WORDS = {1: "one", 2: "two", 3: "three"}
-_NEEDS_ALL = ("prodigy",)  # rules whose steps need the gradients of all parameters at once
 _LINES = ("weights", "gradients", "masters", "state", "activations", "process", "page locking", "never at once")
 
 
@@ -102,7 +101,7 @@ def plan(
     if not isinstance(rule, str):
         raise TypeError(f"rule: got {rule!r} ({type(rule).__name__}), wanted one of {', '.join(rules)}")
     check_name("rule", rule, rules)
-    if waiting is not None and rule in _NEEDS_ALL:
+    if waiting is not None and rule in _core.rules_with_sums():
         raise ValueError(f"step_in_backward: got {step_in_backward!r}, wanted False: a step of {rule} needs all gradients at once")
     state = state_of("state", state, _core.codec_names())
     what, weights, frozen = _model(model, weights)
@@ -205,7 +204,7 @@ class Training:
         single: list[tuple[int, dict[str, Any]]] = []
         if not self.checkpointing and self.model.decoder:
             single.append((1, {"checkpointing": True}))
-        if not self.accumulate and self.step_in_backward is None and self.rule not in _NEEDS_ALL:
+        if not self.accumulate and self.step_in_backward is None and self.rule not in _core.rules_with_sums():
             single.append((1, {"step_in_backward": GRADIENT_BUCKET}))
         if self.weights == "fp32":
             single.append((2, {"weights": "bf16", "master": "auto"}))

@@ -17,7 +17,6 @@ from lowtide.engine.engine import Engine
 from lowtide.engine.family import Family
 
 PRODUCT = "mu_product"
-SWITCHES = "switches"  # a whole number
 
 Numbers = dict[str, float]
 
@@ -35,7 +34,7 @@ def as_now(family: Family, options: Mapping[str, Any], step: int) -> Numbers:
 
 
 def estimate_of(engine: Engine, options: Mapping[str, Any]) -> Numbers:
-    """The carried numbers that all parameters share (`Family.SUMS`), also those that have not been stepped yet. options: of any
+    """The carried numbers that all parameters share (`Family.sums`), also those that have not been stepped yet. options: of any
     group, whose d0 counts until a step has moved something."""
     number = next((i for i in range(len(engine.params)) if engine.core_of(i).step_count(i)), 0)
     numbers = engine.core_of(number).carried(number)
@@ -45,7 +44,7 @@ def estimate_of(engine: Engine, options: Mapping[str, Any]) -> Numbers:
 def own_numbers(engine: Engine, groups: Sequence[dict[str, Any]]) -> dict[int, Numbers]:
     """The carried numbers of parameters that have state, by number."""
     found = dict[int, Numbers]()
-    shared = estimate_of(engine, groups[0]) if engine.family.SUMS and engine.params else None
+    shared = estimate_of(engine, groups[0]) if engine.family.sums and engine.params else None
     for each in engine.groups:
         for i in each.params:
             core = engine.core_of(i)
@@ -82,12 +81,11 @@ def of_group(group: Mapping[str, Any], names: Sequence[str], where: str) -> Numb
     return {name: _checked(number(name, group[name]), name, f"{where}, {name} of its group") for name in names}
 
 
-def _checked(value: Any, name: str, where: str) -> float:
-    least, most = _core.carried_range(name)
-    valid = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
-    valid = valid and (name != SWITCHES or float(value).is_integer())
-    expect(valid, where, repr(value), f"a {'whole ' if name == SWITCHES else ''}number from {least:g} to {most:g}")
-    return float(value)
+def _checked(value: float, name: str, where: str) -> float:
+    least, most, whole = _core.carried_range(name)
+    valid = least <= value <= most and (not whole or value.is_integer())
+    expect(valid, where, repr(value), f"a {'whole ' if whole else ''}number from {least:g} to {most:g}")
+    return value
 
 
 def as_tensors(numbers: Numbers) -> dict[str, torch.Tensor]:

@@ -125,7 +125,7 @@ def read_groups(
             raise ValueError(f"{where}: {error}") from None
         except KeyError as error:
             raise ValueError(f"{where}: got no {error}, wanted all options of {engine.family.name}") from None
-    if engine.family.SUMS:
+    if engine.family.sums:
         engine.family.check_groups(groups)
     expect(len(spread) < 2, "param_groups", f"{SPREAD!r} in some groups", "it in all or none")
     return Groups(groups, numbers, saved_codecs if ours else None, True in spread, saved, anew)

@@ -84,7 +84,7 @@ def plan(
         else:
             entry = _read_torch(engine, i, entries.get(i, {}), options[i], where)
         made[i] = _checked(engine, i, entry, options.get(i), where)
-    if engine.family.SUMS:
+    if engine.family.sums:
         _check_estimate(engine, made, found)
     return made
 
@@ -117,7 +117,7 @@ def _checked(engine: Engine, number: int, entry: Entry, options: Mapping[str, An
     for name, tensor in entry.tensors.items():
         positive = not signed.get(name, False)  # scales are positive, too
         check_moment(tensor, f"{where}, {name}", engine.settings.nonfinite, positive)
-    if entry.step and entry.carried is None and not engine.family.SUMS and options is not None and core.carried(number):
+    if entry.step and entry.carried is None and not engine.family.sums and options is not None and core.carried(number):
         return entry._replace(carried=as_now(engine.family, options, entry.step))
     return entry
 
