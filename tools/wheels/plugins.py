@@ -20,7 +20,7 @@ from wheels.work import Failure, Words, Work, say
 ARCHITECTURE = "x86_64"
 BITS = Path(__file__).with_name("bits.py")
 CUDA_PACKAGES = Path(__file__).with_name("cuda.txt")
-CUDA_BYTES = {"cuda12": 80_000_000, "cuda13": 40_000_000}  # of a wheel; 12's older drivers read only weaker compression
+CUDA_BYTES = {"cuda12": 100_000_000, "cuda13": 64_000_000}  # of a wheel; 12's older drivers read only weaker compression
 BACKEND = "nanobind-backend\n"  # for the trials
 SYCL_PACKAGES = f"intel-sycl-rt==2026.2.*\nintel-opencl-rt==2026.2.*\n{BACKEND}"  # the second for kernels, too
 _BACKENDS = "import sys; from lowtide import _core; print(_core.backends()[sys.argv[1]])"
