@@ -24,15 +24,17 @@ struct Float8 {
   template <bool kSigned>
   static constexpr u32 kZeroBits = (kSigned ? 127u - 6u : 127u - 14u) << 23;
 
-  // The scale is 2^(e - 1) for absmax <= 1.9375 * 2^e. e is at least -100: codes of smaller values are near 0.
+  // The scale is 2^(e - 1) for absmax <= 1.9375 * 2^e. e is at least -100: codes of smaller values are near 0. It is at
+  // most 127, because codes of the next scale would decode to infinity: values of a block above that become 1/32
+  // smaller.
   template <bool kSigned>
   LT_FN BlockScale block_scale(float absmax) {
     constexpr u32 kLeast = (127u - 100u) << 23, kRoom = 0x7fffffu - 0x780000u;  // kRoom: the mantissas above 0.9375
-    u32 top = (bits(absmax) + kRoom) & 0x7f800000u;
+    constexpr u32 kInfinity = 0x7f800000u, kLowered = 0x7c0000u;                // the denormal 2^-126 * 31/32
+    u32 top = (bits(absmax) + kRoom) & kInfinity;
+    if (top == kInfinity) return {0x1p126f, as_float(bits(absmax) == top ? 0u : kLowered)};  // makes infinities NaNs
     if (top < kLeast) top = kLeast;
-    const u32 inverse = (255u << 23) - top;
-    if (bits(absmax) == 0x7f800000u) return {as_float(top - (1u << 23)), 0};       // makes infinities NaNs
-    return {as_float(top - (1u << 23)), as_float(inverse ? inverse : 0x400000u)};  // 2^-127 is denormal
+    return {as_float(top - (1u << 23)), as_float((255u << 23) - top)};
   }
 
   template <bool kSigned, class U>

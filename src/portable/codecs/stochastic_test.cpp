@@ -164,8 +164,7 @@ TEST(Float8, ScalesArePowersOfTwoThatFit) {
   Figures f[2];
   const auto& t = tables<Float8>();
   int scales = 0;
-  std::vector<float> tops = {0x1p-149f,      0x1p-126f, 0x1p-100f, 1.f, 1.9375f, std::nextafterf(1.9375f, 2.f),
-                             0x1.fffffep127f};
+  std::vector<float> tops = {0x1p-149f, 0x1p-126f, 0x1p-100f, 1.f, 1.9375f, std::nextafterf(1.9375f, 2.f), 0x1.fp127f};
   for (int i = 0; i < 3000; ++i) tops.push_back(static_cast<float>(std::fabs(rng.over_binades(-126, 127))));
   for (const float top : tops) {
     const BlockScale of = Float8::block_scale<true>(top);
@@ -195,6 +194,32 @@ TEST(Float8, ScalesArePowersOfTwoThatFit) {
     // more.
     EXPECT_LE(f[is_signed].worst_bias, 0.5 + 1 / 16.0);
   }
+}
+
+// Above 1.9375 * 2^127, where the next scale's codes would decode to infinity, values lose 1/32 and then are one of the
+// two largest codes, which decode to floats that keep their codes.
+template <bool kSigned>
+void sweep_largest_floats(int& swept) {
+  const auto& t = tables<Float8>();
+  constexpr u32 kTopCode = kSigned ? 127 : 255;
+  for (u32 u = bits(0x1.fp127f) + 1; u <= bits(0x1.fffffep127f); u += 2, ++swept) {
+    const BlockScale of = Float8::block_scale<kSigned>(as_float(u));
+    for (const u32 random : {0u, kRandoms - 1}) {
+      const u32 code = Float8::encode_with<kSigned>(t, as_float(u), of.inverse, true, random);
+      ASSERT_TRUE(code == kTopCode || code == kTopCode - 1) << u;
+      const float value = Float8::decode<kSigned>(t, code) * of.scale;
+      ASSERT_LE(value, 0x1.fp127f) << u;
+      const BlockScale again = Float8::block_scale<kSigned>(value);
+      ASSERT_EQ(Float8::encode_with<kSigned>(t, value, again.inverse, true, random), code) << u;
+    }
+  }
+}
+
+TEST(Float8, DecodesTheLargestFloatsToFiniteOnes) {
+  int swept = 0;
+  sweep_largest_floats<true>(swept);
+  sweep_largest_floats<false>(swept);
+  figure("{} floats, 0 become infinite", swept);
 }
 
 TEST(Float8, KeepsZeroAndNothingElseOfSecondMomentsAtZero) {

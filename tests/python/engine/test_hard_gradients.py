@@ -85,6 +85,24 @@ def test_a_huge_weight_under_l2_decay_spares_its_neighbours(rule, seed, figure):
     assert opt.skipped_steps == 0
 
 
+@pytest.mark.parametrize("state", ["dynamic8", "float8", "dynamic4"])
+def test_a_state_that_overflowed_decays_again(state, seed, figure):
+    """The square of a weight of 1e20 is infinite, the state as large as its format allows. Without that weight, the block's largest
+    value halves in every step, exactly, as every format stores halves of what it has stored."""
+    param = torch.nn.Parameter(torch.zeros(2, 256))
+    opt = lowtide.Adam([param], betas=(0.9, 0.5), weight_decay=1.0, state=state, min_quantized_numel=0)
+    most = []
+    for weight, steps in ((1e20, 3), (1.0, 8)):
+        for _ in range(steps):
+            param.data[0, 0], param.grad = weight, torch.zeros(2, 256)
+            opt.step()
+        v = opt._core.export_state(0, 1)
+        assert bool(v.isfinite().all()) and bool(param.isfinite().all())
+        most.append(float(v.max()))
+    figure(f"{state}: {most[0]:.4g}, after 8 steps {most[1]:.4g}")
+    assert most[0] > 2.0**127 and most[1] == most[0] / 2**8 and opt.skipped_steps == 0
+
+
 def test_a_weight_of_float16_overflows_as_in_torch(seed):
     """A finite gradient times lr beyond 65504 makes it infinite. The step is taken, and does not count as skipped."""
     params = [torch.nn.Parameter(torch.ones(4, dtype=torch.float16)) for _ in range(2)]

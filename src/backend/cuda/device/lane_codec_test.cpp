@@ -134,7 +134,7 @@ struct Stochastic {
     constexpr u32 kStep = kStride == 1 ? 61 : 6007;
     // Steps through the floats of [2^-31, 1] and far smaller values, in blocks of several magnitudes.
     for (u32 n = 0; u < 0x3f800000u; u += 3 * kStep, ++n, key = {key.k0 * 5 + 1, key.k1 ^ n}) {
-      constexpr float kMost[] = {1.f, 0.7f, 123.f, 0x1p22f, 3e-20f, 0x1.fp-3f, 0x1.efp-3f};
+      constexpr float kMost[] = {1.f, 0.7f, 123.f, 0x1.fffffep127f, 3e-20f, 0x1.fp-3f, 0x1.efp-3f};
       const float absmax = kMost[n % 7], down = n % 5 == 0 ? 0x1p-24f : 1.f;
       const float value[4] = {as_float(u) * absmax, as_float(u + kStep) * absmax * down,
                               n % 9 ? as_float(u + 2 * kStep) * absmax : 0.f, n % 3 ? absmax : 0.5f * absmax};
