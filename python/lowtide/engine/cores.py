@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from lowtide import _core
-from lowtide.checks.values import expect
 from lowtide.devices.places import Place
 from lowtide.devices.sharding import Recut
 from lowtide.engine.params import Param
@@ -231,28 +230,34 @@ class Cores:
 Core = _core.Optimizer | Cores
 
 
+def all_states(core: _core.Optimizer, number: int) -> tuple[list[str], list[str]]:
+    """Names of all that a parameter's rule keeps: its states, and its numbers beside them."""
+    return [name for name, _ in core.states_of(number)], [*core.carried(number)]
+
+
+def has_residual(core: _core.Optimizer, number: int) -> bool:
+    """True if the parameter's weights have a residual, from a step or assigned before the first one."""
+    residual = core.read_state(number).get(RESIDUAL) if core.has_state(number) else None
+    return residual is not None and (core.step_count(number) > 0 or bool(residual.count_nonzero()))
+
+
 def carry(old: _core.Optimizer, source: int, new: _core.Optimizer, number: int, recut: Recut, kept: KeptErrors) -> None:
-    """Copies the state of parameter `source` of `old` to parameter `number` of `new`. Decodes and encodes it if the formats
-    differ. Raises ValueError if the two have different states."""
+    """Copies the state of parameter `source` of `old` to parameter `number` of `new`, which takes it
+    (`Engine._check_heirs`). Decodes and encodes it if the formats differ."""
     steps = old.step_count(source)
-    if old.has_state(source) and steps > 0:
-        had, wanted = ([name for name, _ in core.states_of(n)] for core, n in ((old, source), (new, number)))
-        expect(had == wanted, f"override of parameter {number}, which has {', '.join(had)}", "an option that makes it "
-               f"{', '.join(wanted)}", "amsgrad, centered and momentum as they were at the first step")  # fmt: skip
-        tensors = old.read_state(source)
-        if len(tensors) > 1:  # more than "step"
-            new.allocate_state(number)
-            live = new.read_state(number)
-            taken = [name for name in tensors if name != "step"]
-            if old.state_codec(source) != new.state_codec(number):
-                taken = [name for name in taken if name == RESIDUAL]
-                for k, name in enumerate(had):
-                    if name not in tensors or name not in live:  # SGD without momentum may have only a residual
-                        continue
+    tensors = old.read_state(source) if steps and old.has_state(source) or has_residual(old, source) else {}
+    taken = [name for name in tensors if name != "step" and (steps or name == RESIDUAL)]
+    if taken:
+        new.allocate_state(number)
+        live = new.read_state(number)
+        if old.state_codec(source) != new.state_codec(number):
+            for k, (name, _) in enumerate(old.states_of(source)):
+                if name in tensors and name in live:  # SGD without momentum may have only a residual
                     kept.call(new.import_state, number, k, recut(name, old.export_state(source, k)))
-                live = new.read_state(number)
-            same = (name for name in taken if name in live and live[name].dtype == tensors[name].dtype)
-            kept.call(new.write_state, number, {**live, **{name: recut(name, tensors[name], live[name]) for name in same}})
+            live = new.read_state(number)
+            taken = [name for name in taken if name == RESIDUAL]
+        made = {name: recut(name, tensors[name], live[name]) for name in taken if name in live}
+        kept.call(new.write_state, number, {**live, **made})
     new.set_step_count(number, steps)
     if numbers := old.carried(source):
         new.set_carried(number, numbers)

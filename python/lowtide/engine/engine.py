@@ -18,7 +18,7 @@ from lowtide.devices.flattened import shard_of
 from lowtide.devices.pieces import local_moments
 from lowtide.devices.places import HOST, Place
 from lowtide.devices.sharding import ROW_MOMENT, Recut, local_of
-from lowtide.engine.cores import Core, Cores, KeptErrors, carry
+from lowtide.engine.cores import Core, Cores, KeptErrors, all_states, carry, has_residual
 from lowtide.engine.family import Family
 from lowtide.engine.groups import CoreGroup, all_core_groups, are_fixed, are_same, core_groups, fixed_options, refused, register
 from lowtide.engine.host_steps import settle
@@ -248,14 +248,9 @@ class Engine:
                     core_group.has_moments = not core_group.has_moments
                 before = core_group.push(self.core, number, hyper, rounding)
             except (TypeError, ValueError) as error:
-                if hyper is not None and (changed := family.changed_states(core_group.pushed, hyper)):
-                    if not any(self.core_of(i).step_count(i) for i in core_group.params):  # like torch.optim, which has no
-                                                                                           # state yet
-                        self.follow_states(groups, carry=True)
-                        return
-                    names = ", ".join(f"{key} = {group.get(key)}" for key in changed)
-                    wanted = "the value of the first step: it decides which states exist"
-                    raise ValueError(f"parameter group {of}: {family.name}: got {names}, wanted {wanted}") from None
+                if hyper is not None and family.changed_states(core_group.pushed, hyper):
+                    self.follow_states(groups, carry=True)  # as in torch.optim, which has no state before the first step
+                    return
                 raise family.error(f"parameter group {of}", core_group.rule, error) from None
             # SGD's state depends on its momentum: the step after a change from or to 0 may allocate it.
             if before is not None and bool(before.get("momentum")) != bool(hyper.get("momentum")):
@@ -412,15 +407,17 @@ class Engine:
         cores = {place: self._new_core(place, shares) for place in wanted}
         for place, core in cores.items():
             register(core, self.family, place, made, 0, now, 0, shares.own if shares.divided else None)
+        places = [cores[param.place or wanted[0]] for param in now]
+        heirs = {number: source for number, source in enumerate(sources or range(len(now))) if source >= 0}
+        self._check_heirs(groups, heirs, now, made, places)
         self.copies.read(self)
         old = self.core
         old.onload()
         with KeptErrors() as kept:
-            for number, source in enumerate(range(len(now)) if sources is None else sources):
-                if source >= 0:
-                    recut = Recut(self.params[source].sharding, now[number].sharding, f"state of parameter {number}")
-                    carry(self.core_of(source), source, cores[now[number].place or wanted[0]], number, recut, kept)
-            moments = self._carried_moments(now, range(len(now)) if sources is None else sources)
+            for number, source in heirs.items():
+                recut = Recut(self.params[source].sharding, now[number].sharding, f"state of parameter {number}")
+                carry(self.core_of(source), source, places[number], number, recut, kept)
+            moments = self._carried_moments(now, heirs)
             report = old.report()
             self.count(report["steps"], report["skipped_steps"])
             fixed = [Members(of.tensors, of.memory, fixed_options(self.family, group)) for of, group in zip(members, groups)]
@@ -430,10 +427,31 @@ class Engine:
             self._told.clear()
             self.renewed = True
 
-    def _carried_moments(self, now: Sequence[Param], sources: Iterable[int]) -> RowMoments:
+    def _check_heirs(
+        self, groups: Sequence[dict[str, Any]], heirs: Mapping[int, int], now: Sequence[Param], made: Sequence[CoreGroup],
+        cores: Sequence[_core.Optimizer],
+    ) -> None:  # fmt: skip
+        """Raises ValueError if a parameter's state does not fit its heir. heirs: by number, whose state it takes over. made, cores:
+        the groups of the heirs and, by number, their cores."""
+        was, has = ({i: each for each in of for i in each.params} for of in (self.groups, made))
+        for number, source in heirs.items():
+            param, old, before, after = now[number], self.core_of(source), was[source], has[number]
+            wanted = f"{self.params[source].dtype} with master={before.options['master']!r}"
+            got = f"{param.tensor.dtype} with master={after.options['master']!r}"
+            fits = got == wanted or not has_residual(old, source)
+            why = "whose residual the state keeps: export_fp32 gives float32 weights for a new optimizer"
+            expect(fits, f"param_groups[{param.group}]['params'][{param.index}]", got, f"{wanted}, {why}")
+            if old.step_count(source) and all_states(old, source) != all_states(cores[number], number):
+                same_rule, options = before.rule == after.rule, after.options_of(groups)
+                names = self.family.changed_states(before.pushed, after.pushed) if same_rule else self.family.FIXED
+                changed = ", ".join(f"{key} = {options[key]}" for key in names)
+                error = f"{self.family.name}: got {changed}, wanted the value of the first step: it decides which states exist"
+                raise refused(self.family, after.of, param if after.overrides else None, "", ValueError(error))
+
+    def _carried_moments(self, now: Sequence[Param], heirs: Mapping[int, int]) -> RowMoments:
         made = RowMoments()
-        for number, source in enumerate(sources):
-            had = self.row_moment(source) if source >= 0 else None
+        for number, source in heirs.items():
+            had = self.row_moment(source)
             if had is not None:
                 recut = Recut(self.params[source].sharding, now[number].sharding, f"state of parameter {number}")
                 made.put(number, recut(ROW_MOMENT, had.cpu()).to(local_of(now[number].tensor).device))

@@ -14,6 +14,7 @@ from typing import Any
 import lowtide
 import pytest
 import torch
+from lowtide.optimizers.master import join, split
 from lowtide.state.elsewhere import Elsewhere
 from torch import nn
 from torch._subclasses import FakeTensorMode
@@ -164,7 +165,7 @@ def test_after_a_step_what_does_not_fit_is_refused_by_name(kind, seed, figure):
 
 
 def test_weights_of_another_type_keep_the_state(seed, figure):
-    """FSDP2's mixed precision turns bfloat16 weights into float32 ones. With residuals, nothing fits."""
+    """FSDP2's mixed precision turns bfloat16 weights into float32 ones."""
     for dtype, other in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)):
         p = parameter(64, 256, dtype=dtype)
         opt = lowtide.AdamW([p], state="fp32")
@@ -173,11 +174,53 @@ def test_weights_of_another_type_keep_the_state(seed, figure):
         opt.param_groups[0]["params"] = [nn.Parameter(p.detach().to(other))]
         assert [entry["exp_avg"] for entry in state_bits_of(opt)] == [entry["exp_avg"] for entry in before]
         take_steps(opt.param_groups[0]["params"], opt)
-    p = parameter(64, 256, dtype=torch.bfloat16)
-    opt = lowtide.AdamW([p], master="residual16")
-    opt.param_groups[0]["params"] = [nn.Parameter(p.detach().float())]  # before a step there is no residual to lose
-    take_steps(opt.param_groups[0]["params"], opt)
+    for dtype, other, steps in ((torch.bfloat16, torch.float32, 0), (torch.float32, torch.bfloat16, 1)):
+        p = parameter(64, 256, dtype=dtype)
+        opt = lowtide.AdamW([p], master="residual16")
+        take_steps([p], opt, steps)
+        opt.param_groups[0]["params"] = [nn.Parameter(p.detach().to(other))]  # there is no residual to lose
+        take_steps(opt.param_groups[0]["params"], opt)
     figure("state of float32 and bfloat16 weights is equal")
+
+
+@pytest.mark.parametrize("began", ["by a step", "by an assigned residual"])
+@pytest.mark.parametrize("master", ["residual16", "residual8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_residual_stays_with_its_type_and_master(began, master, dtype, seed):
+    """Others would drop its bits or take them for bits of their own. Refused by name, whichever way they come."""
+    half, rest = split(torch.randn(64, 256), dtype, master)
+    p = nn.Parameter(half)
+    opt = lowtide.AdamW([p], master=master)
+    opt.state[p] = {"residual": rest}
+    opt.state_dict()  # takes it
+    if began == "by a step":
+        take_steps([p], opt)
+    kept = join(p, opt._core.state(0)["residual"])
+    for other in {torch.float32, torch.bfloat16, torch.float16} - {dtype}:
+        words = ("param_groups[0]['params'][0]", f"got {other} with master='{master}'", f"wanted {dtype} with master='{master}'")
+        opt.param_groups[0]["params"] = [nn.Parameter(p.detach().to(other))]
+        random_gradients(opt.param_groups[0]["params"])
+        with pytest.raises(ValueError) as caught:
+            opt.step()
+        assert all(word in str(caught.value) for word in words), caught.value
+        opt.param_groups[0]["params"] = [p]
+        p.data, taken = p.data.to(other), lowtide.override(p, eps=1e-6)
+        with pytest.raises(ValueError) as caught:
+            opt.step()
+        assert all(word in str(caught.value) for word in words), caught.value
+        p.data = half
+        taken.remove()
+    for other_master in {None, "stochastic", "residual16", "residual8"} - {master}:
+        taken = lowtide.override(p, master=other_master)
+        with pytest.raises(ValueError, match=rf"got {dtype} with master={other_master!r}, wanted {dtype} with master='{master}'"):
+            opt.step()
+        taken.remove()
+    lowtide.override(p, eps=1e-6)  # a new core
+    opt.report()
+    take_steps([p], opt, 0)
+    opt.state_dict()
+    assert torch.equal(join(p, opt._core.state(0)["residual"]), kept)
+    take_steps([p], opt)
 
 
 def state_bits_of(opt: Any) -> list[dict[str, bytes]]:

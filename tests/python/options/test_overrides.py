@@ -372,21 +372,50 @@ def test_what_an_optimizer_cannot_use_it_refuses_when_it_meets_it(options, kind,
     opt.step()
 
 
-def test_variants_cannot_be_overridden_late(seed):
-    """AMSGrad needs a state that is not there: refused, nothing changed."""
+LATE = [
+    ("AdamW", {}, {"amsgrad": True}), ("AdamW", {"amsgrad": True}, {"amsgrad": False}), ("AdamW", {}, {"nesterov": True}),
+    ("Adam", {"nesterov": True}, {"nesterov": False}), ("AdamW", {"amsgrad": True}, {"amsgrad": False, "nesterov": True}),
+    ("RMSprop", {}, {"centered": True}), ("RMSprop", {}, {"momentum": 0.9}), ("RMSprop", {"momentum": 0.9}, {"momentum": 0.0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, options, late", LATE)
+def test_variants_come_late_neither_by_a_group_nor_by_an_override(name, options, late, seed):
+    """They need states that are not there, or others than those that are: refused with the same words, nothing changed. An
+    override made in time cannot be withdrawn late."""
     module = model()
-    opt = lowtide.AdamW(module.parameters())
+    opt = getattr(lowtide, name)(module.parameters(), **options)
     train(module, opt)
-    taken = lowtide.override(module[1], amsgrad=True)
-    with refused(opt, "amsgrad"):
+    changed = ", ".join(f"{key} = {value}" for key, value in late.items())
+    error = f"{name}: got {changed}, wanted the value of the first step: it decides which states exist"
+    taken = lowtide.override(module[1].bias, **late)
+    with refused(opt, f"parameter group 0, parameter 2: override: {error}"):
         opt.step()
     taken.remove()
+    was = {key: opt.param_groups[0][key] for key in late}
+    opt.param_groups[0].update(late)
+    with refused(opt, f"parameter group 0: {error}"):
+        opt.step()
+    opt.param_groups[0].update(was)
     opt.step()
     fresh = model()
-    lowtide.override(fresh[1], amsgrad=True)
-    opt = lowtide.AdamW(fresh.parameters())
+    taken = lowtide.override(fresh[1], **late)
+    opt = getattr(lowtide, name)(fresh.parameters(), **options)
     train(fresh, opt)
-    assert "max_exp_avg_sq_codes" in opt.state[fresh[1].weight] and "max_exp_avg_sq_codes" not in opt.state[fresh[2].weight]
+    if late == {"amsgrad": True}:
+        assert "max_exp_avg_sq_codes" in opt.state[fresh[1].weight] and "max_exp_avg_sq_codes" not in opt.state[fresh[2].weight]
+    taken.remove()
+    with refused(opt, f"parameter group 0: {name}: got", "it decides which states exist"):
+        opt.step()
+
+
+def test_the_rule_of_a_matrix_cannot_be_overridden_late(seed):
+    module = model()
+    opt = lowtide.Muon(module.parameters())
+    train(module, opt)
+    lowtide.override(module[1].weight, use_muon=False)
+    with refused(opt, "parameter group 0, parameter 1: override: Muon: got use_muon = False, wanted the value of the first step"):
+        opt.step()
 
 
 def test_nothing_is_kept_alive(seed):
