@@ -85,6 +85,8 @@ class DelayedDevice final : public Backend, public Device {
   bool steps_pinned() const override { return device_.steps_pinned(); }
   bool pages_shared() const override { return device_.pages_shared(); }
   bool is_lost() const override { return device_.is_lost(); }
+  // Without its name, each optimizer would measure the device's transfer rates anew.
+  std::string describe() const override { return device_.describe(); }
 
   int64_t delays() const { return delays_; }
 
