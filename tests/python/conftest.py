@@ -33,10 +33,12 @@ _FIGURE = "figure"  # a property of a test's report, which travels between proce
 
 # The slowest files, slowest first. Workers begin with them, because a slow last file would leave the other worker idle.
 SLOW = (
-    "test_readme", "test_gpu_check", "test_muon_sharded", "test_deepspeed", "test_train_llama", "test_vote_devices", "test_device_steps",
-    "test_vote_hooks", "test_train_ddp_sign", "test_memory_incidents", "test_fsdp1", "test_distributed", "test_loss_parity",
-    "test_votes", "test_planning", "test_light_start", "test_vote_state", "test_cli", "test_site", "test_device_meshes",
-    "test_vote_feedback", "test_types", "test_memory", "test_promises", "test_cuda", "test_cuda_incidents",
+    "test_readme", "test_train_llama", "test_gpu_check", "test_distributed", "test_muon_sharded", "test_device_steps",
+    "test_deepspeed", "test_stream", "test_vote_devices", "test_bench_e2e", "test_vote_hooks", "test_plan", "test_stream_device",
+    "test_packbits_listings", "test_xpu", "test_planning", "test_memory_incidents", "test_train_ddp_sign", "test_fsdp1",
+    "test_host_steps", "test_muon", "test_cli", "test_clipping_sharded", "test_votes", "test_stream_trainer", "test_site",
+    "test_types", "test_small_examples", "test_loss_parity", "test_reset", "test_vote_feedback", "test_async_save", "test_cuda",
+    "test_light_start", "test_hf_trainer",
 )  # fmt: skip
 
 
