@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from common.contenders import PEERS  # noqa: E402
 from common.llama import Decoder, Llama, build, loss_of  # noqa: E402
 from e2e import run  # noqa: E402
 from e2e.contenders import ALL, Job, cannot  # noqa: E402
-from e2e.training import decoder_of  # noqa: E402
+from e2e.training import decoder_of, main  # noqa: E402
 
 TINY = ["--model", "32x1x88x2x256", "--batch", "1", "--seq", "16", "--steps", "2", "--warmup", "1", "--turns", "1"]
 
@@ -89,7 +90,9 @@ def test_what_fails_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert words in capsys.readouterr().err
 
 
-def test_a_folder_is_trained_from_its_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_trained_from_its_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights of zeros give equal probabilities, a loss of log(vocabulary), which random ones do not; a rate of 0 keeps them.
     Checkpointing changes no bit, clipping does. Other weights in the folder are another job."""
     model = build(Decoder(1, 32, 88, 2, 2, 256), 16)
@@ -104,6 +107,9 @@ def test_a_folder_is_trained_from_its_weights(tmp_path: Path, capsys: pytest.Cap
         return found
 
     assert abs(row("--lr", "0")["loss"] - math.log(256)) < 1e-5, "not the folder's weights"
+    # The other turns train here, where torch and transformers are imported.
+    here = SimpleNamespace(run=lambda command, **_: main(*command[2:]), TimeoutExpired=TimeoutError)
+    monkeypatch.setattr(run, "subprocess", here)
     build(Decoder(1, 32, 88, 2, 2, 256), 16).save_pretrained(folder)  # type: ignore[operator]
     assert abs(row("--lr", "0")["loss"] - math.log(256)) > 1e-4, "a turn of the weights that lay there before"
     plain, again, clipped = row(), row("--checkpointing"), row("--clip", "1e-3")
