@@ -37,8 +37,7 @@ SLOW = (
     "test_deepspeed", "test_stream", "test_vote_devices", "test_bench_e2e", "test_vote_hooks", "test_plan", "test_stream_device",
     "test_packbits_listings", "test_xpu", "test_planning", "test_memory_incidents", "test_train_ddp_sign", "test_fsdp1",
     "test_host_steps", "test_muon", "test_cli", "test_clipping_sharded", "test_votes", "test_stream_trainer", "test_site",
-    "test_types", "test_small_examples", "test_loss_parity", "test_reset", "test_vote_feedback", "test_async_save", "test_cuda",
-    "test_light_start", "test_hf_trainer",
+    "test_types", "test_small_examples", "test_loss_parity",
 )  # fmt: skip
 
 

@@ -28,17 +28,8 @@ TINY = ["--model", "32x1x88x2x256", "--batch", "1", "--seq", "16", "--steps", "2
 def test_turns_are_stored_resumed_and_of_one_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], figure: Callable[[str], None]
 ) -> None:
-    options = [
-        *TINY,
-        "--optimizers",
-        "lowtide,lowtide-disk,trainstream",
-        "--budget",
-        "64KiB",
-        "--out",
-        str(tmp_path),
-        "--disk",
-        str(tmp_path),
-    ]
+    of = f"--optimizers lowtide,lowtide-disk,trainstream --budget 64KiB --out {tmp_path} --disk {tmp_path}"
+    options = [*TINY, *of.split()]
     assert run.main(options) == 0
     said = capsys.readouterr()
     assert (
