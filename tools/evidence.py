@@ -69,7 +69,7 @@ def source() -> list[str]:
 
 
 def memory() -> list[str]:
-    head = ("", "state, bytes per parameter", "in RAM, MB", "on disk, MB", "peak RAM, MB")
+    head = ("", "state, bytes per parameter", "state in RAM, MB", "on disk, MB", "peak RAM, MB")
     rows = []
     for row in sorted(shown(), key=lambda row: row["ram_peak_bytes"]):
         kept = row["fast_state_bytes"] if row["disk_bytes"] else row["state_bytes"]
@@ -79,7 +79,7 @@ def memory() -> list[str]:
 
 
 def speed() -> list[str]:
-    head = ("", "tokens / s", "optimizer, CPU ms", "of a step, %")
+    head = ("", "tokens / s", "optimizer, processor ms", "share of a step's, %")
     _, model = by_speed()
     rows = []
     for row in sorted(shown(), key=lambda row: -row["tokens_per_s"]):
