@@ -35,7 +35,7 @@ class VoteOptions(TypedDict, total=False):
     weight: int  # votes of this worker (for example, its batch size); 0: it does not vote
     algorithm: str  # how bits travel: "auto" (by size), "two_phase", "one_phase"; does not change results
     timeout: float | None  # seconds; None: the group's
-    commit: bool  # False saves the last round of a vote: docs/distributed.md
+    commit: bool  # False saves the last round of a vote: docs/project/votes.md
     # Workers compare the values of all parameters, which reads them once, in votes whose number is a multiple of this. With 0
     # (default), optimizers compare only in the first vote, and hooks never.
     check_every: int
