@@ -46,8 +46,11 @@ Carried ParamTable::shared_estimate() const {
 }
 
 void ParamTable::share_estimate(const Carried& now) {
+  // A parameter that has no state and waits for none may stand in for one that another optimizer steps. It would keep
+  // the estimate when that one is reset or loaded.
   for (Parameter& param : params)
-    if (rule_info(param.rule).sums) param.carried = now;
+    if (rule_info(param.rule).sums && (param.wants_state || param.has_state || param.carried.known()))
+      param.carried = now;
 }
 
 void StepPlan::begin_estimate() {

@@ -85,6 +85,30 @@ def test_files_and_dicts_are_those_of_one_device(machine: Machine, seed: int, tm
     figure(f"{len(saved)} bytes of a file alike; it goes on over {len(set(names))} devices placed otherwise, bit for bit")
 
 
+def test_one_estimate_follows_resets_and_loads(machine: Machine, seed: int, tmp_path: Path) -> None:
+    """Each core has stand-ins for the others' parameters, which must not keep Prodigy's estimate."""
+    twins = spread(machine, lowtide.Prodigy, ("cpu", "cuda:0"), SHAPES[:2], dtypes=[torch.float32])
+    both = (twins.first, twins.second)
+    begin = copy.deepcopy(twins.first.state_dict())
+    twins.step(2)
+    for name, opt in zip(("one", "several"), both):
+        opt.save(tmp_path / name)
+    twins.step(2)
+    back: dict[str, Callable[[Any, str], object]] = {
+        "load": lambda opt, name: opt.load(tmp_path / name),
+        "reset": lambda opt, name: opt.reset(),
+        "state_dict": lambda opt, name: opt.load_state_dict(copy.deepcopy(begin)),
+        "clear": lambda opt, name: opt.state.clear(),
+    }
+    for turn in back.values():
+        for name, opt in zip(("one", "several"), both):
+            turn(opt, name)
+        twins.step(2)
+        twins.compare_state()
+        estimates = [group["d"] for opt in both for group in opt.param_groups]
+        assert len({*estimates}) == 1 and estimates[0] > 1e-6, estimates
+
+
 @pytest.mark.parametrize("policy", ["skip", "raise", "propagate"])
 @pytest.mark.parametrize("amp", [False, True])
 def test_a_bad_gradient_on_one_device_stops_all(machine: Machine, policy: str, amp: bool, seed: int, figure: Figure) -> None:
