@@ -273,5 +273,32 @@ TEST(Carried, AFileWithWrongNumbersChangesNothing) {
   figure("{} files with wrong numbers refused", refused);
 }
 
+TEST(Carried, OneEstimateServesAllGroups) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("c");
+  Tensor a(DType::kF32, {300}), b(DType::kF32, {300});
+  Hyper h = default_hyper("prodigy");
+  Optimizer optimizer = make_optimizer({.rule = "prodigy", .hyper = h}, {&a});
+  const int other = optimizer.add_group({.hyper = h});
+  optimizer.add_param(other, b.view());
+  const Gradient gradients[] = {a.gradient(), b.gradient()};
+  h.lr = 0.5;
+  optimizer.set_hyper(other, h);
+  optimizer.step(gradients);
+  h.d_coef = 2;
+  optimizer.set_hyper(other, h);
+  expect_refusal([&] { optimizer.step(gradients); }, "got d_coef=2 in group 1 and d_coef=1 in group 0 of prodigy");
+  optimizer.save(path);
+  Content two = load(path);
+  two.description.params[0].carried = {1e-3, 1e-3, 0, 4};
+  two.save(path);
+  expect_refusal([&] { optimizer.load(path); }, "parameter 1 has another estimate in the checkpoint");
+  set_carried(optimizer, 0, {{1e-3, 1e-3, 0, 4, 0}});
+  h.d_coef = 1;
+  optimizer.set_hyper(other, h);
+  expect_refusal([&] { optimizer.step(gradients); }, "load the state of all parameters from one run");
+  expect_refusal([&] { optimizer.save(path); }, "load the state of all parameters from one run");
+}
+
 }  // namespace
 }  // namespace lowtide::testing

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <optional>
 
 #include "optim/carried.h"
 #include "optim/checkpoint.h"
@@ -61,6 +62,7 @@ void check_fits(const Tables& tables, const Checkpoint& saved) {
   LT_REQUIRE(saved.rule == mine, "got a checkpoint of '%s', wanted one of '%s'", saved.rule.c_str(), mine);
   LT_REQUIRE(saved.params.size() == tables.params(), "got a checkpoint of %zu parameters, wanted %zu",
              saved.params.size(), tables.params());
+  std::optional<Carried> estimate;  // that all parameters share
   for (size_t i = 0; i < tables.params(); ++i) {
     const CheckpointParam& got = saved.params[i];
     const CheckpointParam wanted = describe(tables.at(i), rule_saved(tables.at(i), got));
@@ -69,12 +71,20 @@ void check_fits(const Tables& tables, const Checkpoint& saved) {
     LT_REQUIRE(got.steps <= kMostSteps, "parameter %zu has taken %lld steps in the checkpoint, wanted 2^53 at most", i,
                ll(got.steps));
     LT_REQUIRE(got.carried.size() == wanted.carried.size(),
-               "parameter %zu carries %zu numbers in the checkpoint, wanted %zu: build the optimizer with the "
-               "nesterov of the saved one",
-               i, got.carried.size(), wanted.carried.size());
-    Carried numbers = carried_in(got);
-    if (!numbers.known()) numbers.of[0] = 0;  // the others are still to be checked
-    check_carried(tables.at(i).rule, numbers, "parameter " + std::to_string(i) + " in the checkpoint");
+               "parameter %zu has %zu carried numbers in the checkpoint, wanted %zu%s", i, got.carried.size(),
+               wanted.carried.size(),
+               got.carried.size() + wanted.carried.size() == 1  // NAdam's product
+                   ? ": build the optimizer with the nesterov of the saved one"
+                   : "");
+    const Carried numbers = carried_in(got);
+    Carried checked = numbers;
+    if (!numbers.known()) checked.of[0] = 0;  // the others are still to be checked
+    check_carried(tables.at(i).rule, checked, "parameter " + std::to_string(i) + " in the checkpoint");
+    if (numbers.known() && rule_info(tables.at(i).rule).sums) {
+      if (!estimate) estimate = numbers;
+      LT_REQUIRE(numbers == *estimate,
+                 "parameter %zu has another estimate in the checkpoint than one before it, wanted one for all", i);
+    }
     if (got.states.empty()) continue;
     LT_REQUIRE(is_codec(got.codec),
                "parameter %zu has '%s' state in the checkpoint, which this version does not have: load it in one that "

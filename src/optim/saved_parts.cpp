@@ -109,6 +109,7 @@ Checkpoint describe(const Tables& tables, const std::string& metadata) {
   Checkpoint out;
   out.rule = tables.rule();
   out.metadata = metadata;
+  for (const ParamTable* const table : tables.all()) table->shared_estimate();  // refuses one that is not shared
   for (size_t i = 0; i < tables.params(); ++i) {
     const Parameter& param = tables.at(i);
     tables.of(i).require_whole(param, i);
