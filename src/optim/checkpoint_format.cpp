@@ -119,7 +119,9 @@ Prefix decode_prefix(std::string_view bytes) {
   LT_REQUIRE(bytes.size() >= 8 && std::memcmp(bytes.data(), kMagic, 8) == 0, "not a checkpoint of Lowtide");
   LT_REQUIRE(bytes.size() == kPrefixBytes, "truncated: %zu bytes", bytes.size());
   const uint32_t version = static_cast<uint32_t>(get(bytes, 8));
-  LT_REQUIRE(version == kVersion, "format version %u; this version of Lowtide reads version %u", version, kVersion);
+  LT_REQUIRE(
+      version == kVersion, "format version %u; this version of Lowtide reads version %u: %s", version, kVersion,
+      version < kVersion ? "load the file in the build that wrote it, and save state_dict() there" : "update Lowtide");
   LT_REQUIRE(get(bytes, 56) == XXH3_64bits(bytes.data(), 56), "garbled: the checksum of the first 64 bytes is wrong");
   // Even with a correct checksum, a faulty writer must not make the reader overallocate or overflow.
   const uint64_t piece = get(bytes, 8) >> 32;
