@@ -218,7 +218,7 @@ void Optimizer::mark_evaluating(int64_t param, bool evaluating, double beta1) {
              "got parameter %lld of rule '%s', which evaluates the weights that it trains, wanted schedulefree",
              ll(param), rule_info(of.rule).name);
   of.note_moved(evaluating, beta1 > 0 ? beta1 : impl_->table.group_of(of).hyper.beta1);
-  if (evaluating && switches_of(of) == 0) note_switch(of);  // unless a file counted them: one at least
+  if (evaluating && switches_of(of) == 0) note_switch(of);  // they were not counted: there was one at least
 }
 
 }  // namespace lowtide

@@ -34,7 +34,7 @@ void check_carried(int rule, const Carried& numbers, const std::string& where);
 // The names of a parameter's carried numbers, constants, and equally many numbers.
 const std::vector<const char*>& carried_names(const Optimizer& of, int64_t param);
 Carried carried_of(const Optimizer& of, int64_t param);
-// Call this after set_steps() and load(), which leave the numbers that the next step's hyper-parameters imply. Throws
+// Call this after set_steps(), which leaves the numbers that the next step's hyper-parameters imply. Throws
 // kInvalidArgument for numbers that no steps produce. Does nothing for a rule without carried numbers.
 void set_carried(Optimizer& of, int64_t param, const Carried& numbers);
 

@@ -80,8 +80,7 @@ TEST(DeviceOptimizer, EveryBudgetGivesTheBitsOfTheHost) {
   EXPECT_GT(delays, 8 * near);
   figure(
       "{} plans ({} streaming, {} managed, {} with chunks on disk; {} more refused), {} steps, queues delayed {} "
-      "times: "
-      "differing bytes 0 of {}, above the budget {}",
+      "times: differing bytes 0 of {}, above the budget {}",
       plans, streamed, managed, on_disk, refused, steps, delays, compared, above);
 }
 

@@ -95,8 +95,8 @@ TEST(Device, EveryBudgetGivesTheBitsOfTheHost) {
   EXPECT_GT(static_cast<double>(on_disk), 0.3 * all - 4 * std::sqrt(0.3 * 0.7 * all));
   figure(
       "{} plans without a disk (streaming by copy {}, hybrid {}, zero_copy {}; {} managed, {} more refused) and {} "
-      "with "
-      "one ({} with chunks there, {} refused), {} steps ({} after reading ahead into borrowed memory), {} demotions: "
+      "with one ({} with chunks there, {} refused), {} steps ({} after reading ahead into borrowed memory), {} "
+      "demotions: "
       "differing bytes 0 of {}, above a budget {}",
       plans[0], streamed["copy"], streamed["hybrid"], streamed["zero_copy"], managed, refused[0], plans[1], on_disk,
       refused[1], steps, borrowed, demoted, compared, above);

@@ -69,8 +69,7 @@ Plugin load_cuda_plugin(const PluginFolders& folders, const CudaDriver& driver) 
   if (too_new)
     plugin.missing = format(
         "got a driver for CUDA %s, wanted one for %d.0 or newer, of which the plug-in is: %sbuild from source with "
-        "CUDA "
-        "%d, or install NVIDIA's driver, %s or newer",
+        "CUDA %d, or install NVIDIA's driver, %s or newer",
         words_of(driver.version).c_str(), kMajors[0].number, pip.c_str(), runs, kMajors[0].driver);
   else
     plugin.missing = format("no plug-in, %s: %sbuild from source with the CUDA toolkit (-DLOWTIDE_CUDA=ON)",
