@@ -4,6 +4,8 @@
 
 #include <unistd.h>
 
+#include <bit>
+
 #include "optim/checkpoint_format.h"
 #include "support/test.h"
 
@@ -60,12 +62,14 @@ inline Content load(const std::string& path, Env& env = system_env()) {
 }
 
 inline bool same(const Content& a, const Content& b) {
+  const auto as_bits = [](double number) { return std::bit_cast<uint64_t>(number); };
   const Checkpoint &x = a.description, &y = b.description;
   return a.arrays == b.arrays && x.rule == y.rule && x.metadata == y.metadata &&
          std::equal(x.params.begin(), x.params.end(), y.params.begin(), y.params.end(),
-                    [](const CheckpointParam& p, const CheckpointParam& q) {
+                    [&](const CheckpointParam& p, const CheckpointParam& q) {
                       return p.name == q.name && p.sizes == q.sizes && p.group == q.group && p.steps == q.steps &&
-                             p.codec == q.codec && p.block == q.block && p.carried == q.carried &&
+                             p.codec == q.codec && p.block == q.block &&
+                             std::ranges::equal(p.carried, q.carried, {}, as_bits, as_bits) &&
                              std::equal(p.states.begin(), p.states.end(), q.states.begin(), q.states.end(),
                                         [](const CheckpointState& s, const CheckpointState& t) {
                                           return s.name == t.name && s.is_signed == t.is_signed &&

@@ -163,9 +163,9 @@ def test_weights_and_d_are_the_packages(options: dict[str, Any], seed: int, figu
 @pytest.mark.parametrize("state", CODECS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_each_step_is_the_formulas(options: dict[str, Any], state: str, seed: int, figure: Callable[[str], None]) -> None:
-    """A step turns the weights, decoded states and d that it finds into those of the formulas. With e = 2^-24: the sums' terms are off by 4 e of their
-    magnitudes, and the sums are exact; m by 4 e of its terms' magnitudes, v by 6 e, their quotient by 18 e; the decay by 4 e. Weights
-    are rounded three times in float32, and once to their type."""
+    """A step turns the weights, decoded states and d that it finds into those of the formulas. With e = 2^-24: the sums' terms
+    are off by 4 e of their magnitudes, and the sums are exact; m by 4 e of its terms' magnitudes, v by 6 e, their quotient by
+    18 e; the decay by 4 e. Weights are rounded three times in float32, and once to their type."""
     elements = seen = 0
     worst = 0.0
     for dtype in DTYPES:
