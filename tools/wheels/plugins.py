@@ -97,5 +97,5 @@ class Plugins:
         folder = self._toolchain.folder / f"lowtide-{name}"
         return raw_wheel(
             self._work, f"wheel of lowtide-{name}", project(self._source, name),
-            folder / "build", folder / "raw", settings, self._toolchain.environment(), [],
+            folder / "-".join(["build", *re.findall(r"\w+", os.environ.get("CMAKE_ARGS", ""))]), folder / "raw", settings, self._toolchain.environment(), [],
         )  # fmt: skip
