@@ -45,8 +45,7 @@ BLOCKS, THREADS, REGISTERS_OF_ALL = 2, 256, 65536
 HAS_LOCAL = re.compile(r"norms_kernel|terms_kernel|ballot_kernel|feedback_kernel|count_kernel|vote_kernel")
 
 # Steps with three or four states keep some of a lane's 48 or 64 values in local memory, because two blocks per multiprocessor
-# leave a thread 128 registers. One access is one instruction of some ten thousand. By the number of states; ptxas makes twice as
-# many for 7.5 (AdEMAMix with fp32 state: 148 instead of at most 75).
+# leave a thread 128 registers. One access is one instruction of some ten thousand. By the number of states; for 7.5, twice as many.
 MOST_LOCAL = {3: 75, 4: 320}
 
 # Fast steps of dynamic8 lack one register: each round of the plain path reads the number of the tile's blocks from local
