@@ -85,13 +85,13 @@ ForecastRequest random_request(Rng& rng, const std::string& disk) {
 }
 
 // Adds the groups. Returns their parameters with the numbers of their groups, in the order in which to add them.
-std::vector<std::pair<int, PlannedParam>> add_groups(Optimizer& optimizer, const ForecastRequest& request) {
-  std::vector<std::pair<int, PlannedParam>> planned;
+std::vector<std::pair<int, const PlannedParam*>> add_groups(Optimizer& optimizer, const ForecastRequest& request) {
+  std::vector<std::pair<int, const PlannedParam*>> planned;
   for (const PlannedGroup& group : request.groups) {
     const int number = optimizer.add_group(group.options);
-    for (const PlannedParam& param : group.params) planned.emplace_back(number, param);
+    for (const PlannedParam& param : group.params) planned.emplace_back(number, &param);
   }
-  std::ranges::stable_sort(planned, {}, [](const auto& each) { return each.second.number; });
+  std::ranges::stable_sort(planned, {}, [](const auto& each) { return each.second->number; });
   return planned;
 }
 
@@ -100,7 +100,7 @@ MemoryReport report_of(const ForecastRequest& request) {
   Optimizer optimizer(request.options);
   const auto planned = add_groups(optimizer, request);
   std::vector<Tensor> params;
-  for (const auto& [group, param] : planned) params.emplace_back(DType::kBF16, param.sizes);
+  for (const auto& [group, param] : planned) params.emplace_back(DType::kBF16, param->sizes);
   std::vector<Gradient> gradients;
   for (size_t i = 0; i < planned.size(); ++i) {
     optimizer.add_param(planned[i].first, params[i].view());
@@ -169,8 +169,8 @@ MemoryReport report_on_device(const ForecastRequest& request, uint64_t seed) {
   DeviceTensors tensors(device, queue);
   std::vector<Gradient> gradients;
   for (const auto& [group, param] : add_groups(optimizer, request)) {
-    const Tensor tensor(DType::kBF16, param.sizes);
-    optimizer.add_param(group, {tensors.put(tensor), DType::kBF16, param.sizes, {}});
+    const Tensor tensor(DType::kBF16, param->sizes);
+    optimizer.add_param(group, {tensors.put(tensor), DType::kBF16, param->sizes, {}});
     gradients.push_back({tensors.put(tensor), DType::kBF16, nullptr});
   }
   StepOptions on_queue{.stream = queue};
