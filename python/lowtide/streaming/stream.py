@@ -68,9 +68,9 @@ def stream(
 
     Returns the model and its optimizer. `unstream(model)` takes the weights back into memory. Do not replace `param.data` in
     between. Raises ValueError for a budget that is too small, naming the bytes that would do, for a model without layers, or
-    for `memory.device` without an accelerator or in one of several processes; OSError if the disk has no room; MemoryError.
-    Nothing has changed then. During training, OSError names the layer that could not be read or written; resume from a
-    checkpoint then.
+    for `memory.device` without an accelerator or in one of several processes; OSError if the disk has no room for the weights;
+    MemoryError. Nothing has changed then. During training, OSError says that the disk has no room for the state, or names the
+    layer that could not be read or written; resume from a checkpoint then.
     """
     where, given = "stream", Memory.of(memory)
     if given is None or (given.host is None and given.device is None):
