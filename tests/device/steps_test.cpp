@@ -210,11 +210,11 @@ void compare_steps(bool finite, uint64_t seed, const char* name) {
                           << ", part " << extras[i].first_block << " + " << extras[i].blocks << ", scale "
                           << extras[i].grad_scale << ", " << master_info(got[i].master).name << ": " << bad << " bytes";
           tally.differing += bad, tally.bytes += got[i].bytes();
-          tally.still += got[i].layout.numel > 0 && differing_bytes(got[i], start[i]) == 0;
+          tally.still += got[i].layout.numel > 256 && extras[i].blocks != 0 && differing_bytes(got[i], start[i]) == 0;
         }
       }
   EXPECT_EQ(tally.differing, 0);
-  EXPECT_LT(tally.still, tally.cases / 4) << "control: steps must change something";
+  EXPECT_LE(tally.still, tally.cases / 100) << "control: steps must change something";
   EXPECT_EQ(tally.nans > 0, !finite) << "control";
   figure(
       "{} cases ({} parts, {} views, {} scaled, {} with a master) after {} steps: {} bytes, {} differ; {} NaN on both "
