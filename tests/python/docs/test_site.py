@@ -115,7 +115,7 @@ def test_search_finds_pages_and_names(site, figure):
     found = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     text = "\n".join(entry["title"] + " " + entry["text"] for entry in found)
     figure(f"searchable sections {len(found)}")
-    for word in ("lt_optimizer_step", "StableEmbedding", "virtio", "dynamic8"):
+    for word in ("lt_optimizer_step", "StableEmbedding", "cgroup", "dynamic8"):
         assert word in text
 
 
