@@ -100,13 +100,13 @@ def test_one_estimate_follows_resets_and_loads(machine: Machine, seed: int, tmp_
         "state_dict": lambda opt, name: opt.load_state_dict(copy.deepcopy(begin)),
         "clear": lambda opt, name: opt.state.clear(),
     }
-    for turn in back.values():
+    for way, turn in back.items():
         for name, opt in zip(("one", "several"), both):
             turn(opt, name)
         twins.step(2)
         twins.compare_state()
-        estimates = [group["d"] for opt in both for group in opt.param_groups]
-        assert len({*estimates}) == 1 and estimates[0] > 1e-6, estimates
+        estimates = {(group["d"], group["k"]) for opt in both for group in opt.param_groups}
+        assert len(estimates) == 1 and estimates.pop()[1] == (4 if way == "load" else 2), way
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "propagate"])
